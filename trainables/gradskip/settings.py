@@ -119,7 +119,7 @@ class Settings(VariableFields):
         if self.stop_layer_num is not None and self.stop_layer_num[-1] >= parameter_count:
             raise UserError(
                 f"CAC_STOP_LAYER_NUM must be at most {parameter_count - 1} "
-                f"(this model has {parameter_count} parameters, numbered from 0), got {self.stop_layer_num[-1]}"
+                f"(this optimizer has {parameter_count} parameters, numbered from 0), got {self.stop_layer_num[-1]}"
             )
 
     @classmethod

@@ -29,7 +29,7 @@ import psutil
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
+from trainables.gradskip.script_counting.trace_file import METRIC_VARIABLE, TRACE_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import OFF, Settings
 from trainables.gradskip.variables import BY_NAME, is_number
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
@@ -297,6 +297,7 @@ def _environment(config: TrialConfig, folder: Path, trace: str) -> dict[str, str
         **_settings(config).to_environment(),
         "TUNE_CAC_SEED": str(config.seed),
         TRIAL_FOLDER: str(folder),
+        METRIC_VARIABLE: config.quality.name,
         TRACE_VARIABLE: trace,
         "OMP_NUM_THREADS": str(config.threads),
     }

@@ -399,8 +399,10 @@ class StepRecord:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from another process's steps of this trial, and no other trial's, if this one has taken none."""
-        if self._process.steps == 0 and isinstance(state, Mapping) and state["trial"] == os.environ.get(TRIAL_FOLDER):
+        """Continue from saved steps; in a search from those of this trial, and if this process has taken none."""
+        trial = os.environ.get(TRIAL_FOLDER)
+        is_new = trial is None or self._process.steps == 0
+        if is_new and isinstance(state, Mapping) and state["trial"] == trial:
             self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Variable of scripts that a search runs: the trial's folder.
-TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
+#: Variables of scripts that a search runs: the trial's folder, and the metric by which the search compares.
+TRIAL_FOLDER, METRIC_VARIABLE = "TUNE_CAC_TRIAL_DIR", "TUNE_CAC_METRIC"
 #: The file, in that folder.
 TRACE_FILE = "trace.npz"
 #: Variable that asks a script for it: the ``CAC_WATCH`` of the study's trials, or `DEFAULT_WATCH`.

@@ -1,0 +1,125 @@
+"""Gradient-Skip in Lightning's Trainer: what trains, what is logged, saved and reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainables.errors import UserError
+from trainables.gradskip import Settings, wrap
+from trainables.gradskip.script_counting.process_record import totals_of
+from trainables.script.report_lines import REPORTS_FILE
+
+lightning = pytest.importorskip("lightning.pytorch")
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+
+from tune_cac.integrations.lightning import GradientSkipCallback  # noqa: E402
+
+#: The first of three layers stops after the fifth of 12 steps.
+STOP = Settings(watch=("linear",), stop_layer_num=(1,), stop_layer_itr=(4,))
+
+
+class Classifier(lightning.LightningModule):  # type: ignore[name-defined,misc]
+    def __init__(self, settings: Settings | None = None, optimizers: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.settings, self.count = settings, optimizers
+        self.automatic_optimization = optimizers == 1
+
+    def training_step(self, batch: Any, *_: Any) -> Any:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, *_: Any) -> None:
+        self.log("val_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def test_step(self, batch: Any, *_: Any) -> None:
+        self.log("test_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        made = [torch.optim.AdamW(self.net.parameters(), lr=0.01) for _ in range(self.count)]
+        return made if self.settings is None else [wrap(made[0], self.settings, model=self)]
+
+
+def batches() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(24, 6), torch.arange(24) % 2), batch_size=6)
+
+
+def fitted(
+    folder: Path, *callbacks: Any, module: Classifier | None = None, checkpoint: str | None = None, **options: Any
+) -> Any:
+    trainer = lightning.Trainer(
+        max_epochs=3, accelerator="cpu", logger=CSVLogger(folder), callbacks=list(callbacks), log_every_n_steps=1,
+        enable_progress_bar=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+    trainer.fit(module or Classifier(), batches(), batches(), ckpt_path=checkpoint)
+    return trainer
+
+
+def weights(trainer: Any) -> list[torch.Tensor]:
+    return list(trainer.lightning_module.parameters())
+
+
+def test_it_trains_as_a_wrapped_optimizer_does_and_the_logger_sees_what_stopped(tmp_path: Path) -> None:
+    callback = GradientSkipCallback(STOP)
+    ours = fitted(tmp_path / "ours", callback)
+    by_hand = fitted(tmp_path / "hand", module=Classifier(STOP))
+    assert all(map(torch.equal, weights(ours), weights(by_hand)))
+    [event] = callback.gradskip.events
+    assert (event.iteration, event.name) == (4, "net.0.bias")
+    [file] = (tmp_path / "ours").rglob("metrics.csv")
+    header, *lines = [line.split(",") for line in file.read_text().splitlines()]
+    column = header.index("train/stopped_share")
+    shares = {int(line[header.index("step")]): float(line[column]) for line in lines if line[column]}
+    assert shares == {4: 0.0, 5: 56 / 146, 8: 56 / 146, 12: 56 / 146}
+    counted = totals_of(callback.gradskip.step_record.stretches)
+    # Of three layers with 48, 64 and 16 weights the first needs no gradient of its input; 6 samples a step.
+    assert counted["dense_flops"] == 12 * 6 * 2 * (3 * (48 + 64 + 16) - 48)
+    assert counted["dense_backward_flops"] - counted["backward_flops"] == 7 * 6 * 2 * (48 + 64)
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_resumed_training_continues_bit_for_bit(step: int, tmp_path: Path) -> None:
+    keeper = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1)
+    whole = fitted(tmp_path / "whole", GradientSkipCallback(STOP), keeper)
+    callback = GradientSkipCallback(STOP)
+    rest = fitted(tmp_path / "rest", callback, checkpoint=str(tmp_path / f"step={step}.ckpt"))
+    assert callback.gradskip.iteration == 12
+    assert all(map(torch.equal, weights(whole), weights(rest)))
+
+
+def test_what_it_cannot_train_is_refused(tmp_path: Path) -> None:
+    keeper = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1)
+    fitted(tmp_path / "without", keeper)
+    with pytest.raises(UserError, match="was not there in its 8 steps"):
+        fitted(tmp_path / "with", GradientSkipCallback(STOP), checkpoint=str(tmp_path / "step=8.ckpt"))
+    with pytest.raises(UserError, match="needs one optimizer, got 2: wrap those"):
+        fitted(tmp_path / "two", GradientSkipCallback(STOP), module=Classifier(optimizers=2))
+
+
+def test_validations_are_reported_as_the_accuracy_of_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", str(tmp_path))
+    (tmp_path / REPORTS_FILE).touch()
+    trainer = fitted(tmp_path, GradientSkipCallback(STOP))
+    last = float(trainer.callback_metrics["val_acc"])
+    tested = trainer.test(trainer.lightning_module, batches(), verbose=False)[0]["test_acc"]
+    found = [json.loads(line) for line in (tmp_path / REPORTS_FILE).read_text().splitlines()]
+    assert [line["val_acc"] == line["accuracy"] for line in found] == [True] * 4  # three epochs, and the test split
+    assert found[-1]["accuracy"] == found[-2]["accuracy"] == last
+    assert found[-1]["test_accuracy"] == tested
+    monkeypatch.setenv("TUNE_CAC_METRIC", "val_loss")
+    monitor = ModelCheckpoint(tmp_path, monitor="val_acc", mode="max")
+    with pytest.raises(
+        UserError, match="compares by val_loss, .* val_acc: search with --metric val_acc --direction max"
+    ):
+        fitted(tmp_path, GradientSkipCallback(STOP), monitor)

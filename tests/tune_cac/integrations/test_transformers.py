@@ -1,0 +1,218 @@
+"""Gradient-Skip in the Trainer of transformers: what trains, what is logged, saved and reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_bert import save_tiny_bert, sentences
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.errors import UserError
+from trainables.gradskip import Settings, wrap
+from trainables.gradskip.script_counting.process_record import totals_of
+from trainables.script.report_lines import REPORTS_FILE
+
+transformers = pytest.importorskip("transformers")
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+
+from tune_cac.integrations.transformers import GradientSkipCallback  # noqa: E402
+
+#: The embeddings and the first of two blocks stop after the sixth of 16 steps.
+STOP = Settings(watch=("linear",), whole_units=True, stop_layer_num=(20,), stop_layer_itr=(5,))
+HELD = "bert.encoder.layer.0.output.LayerNorm.bias"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+def rows(name: str, count: int, seed: int) -> list[dict[str, Any]]:
+    texts, labels = sentences(count, seed)
+    found = transformers.AutoTokenizer.from_pretrained(name)(texts, padding="max_length", max_length=12)
+    keys = ("input_ids", "attention_mask")
+    return [{**{key: found[key][n] for key in keys}, "labels": int(label == "pos")} for n, label in enumerate(labels)]
+
+
+def model_of(name: str) -> Any:
+    """Without dropout, whose draws the trainer itself does not repeat, and with products that torch's counter knows."""
+    transformers.set_seed(0)
+    return transformers.AutoModelForSequenceClassification.from_pretrained(
+        name, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager"
+    )
+
+
+def trainer_of(name: str, folder: Path, *callbacks: Any, model: Any = None, **options: Any) -> Any:
+    given = {"num_train_epochs": 2, "logging_steps": 2, "eval_strategy": "epoch", "save_steps": 4, **options}
+    return Trainer(
+        model_of(name) if model is None else model,
+        TrainingArguments(
+            str(folder), per_device_train_batch_size=8, learning_rate=1e-2, report_to=[], use_cpu=True,
+            disable_tqdm=True, **given,
+        ),
+        train_dataset=rows(name, 64, 0), eval_dataset=rows(name, 32, 1), callbacks=list(callbacks),
+        compute_metrics=lambda found: {"f1": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+    )  # fmt: skip
+
+
+class Logger(TrainerCallback):  # type: ignore[misc]
+    """A logger that comes before the user's callbacks."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def test_it_trains_as_a_wrapped_optimizer_does_and_loggers_see_what_stopped(bert: str, tmp_path: Path) -> None:
+    logger, callback = Logger(), GradientSkipCallback(STOP)
+    trainer = trainer_of(bert, tmp_path / "ours", logger, callback)
+    trainer.train()
+    by_hand = model_of(bert)
+    optimizer = trainer_of(bert, tmp_path / "hand", model=by_hand).create_optimizer()
+    other = trainer_of(bert, tmp_path / "hand", model=by_hand)
+    other.optimizer = wrap(optimizer, STOP, model=by_hand)
+    other.train()
+    weights, wanted = trainer.model.state_dict(), by_hand.state_dict()
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    assert [event.name for event in callback.gradskip.events] == [HELD]
+    counted = totals_of(callback.gradskip.step_record.stretches)
+    assert counted["steps"] == 16
+    stopped = sum(value.numel() for value in list(by_hand.parameters())[:21])
+    last = [log for log in logger.logs if "loss" in log][-1]
+    assert last["stopped_share"] == stopped / sum(value.numel() for value in by_hand.parameters())
+    executed = counted["forward_flops"] + counted["backward_flops"]
+    assert last["compute_saved"] == pytest.approx(1 - executed / counted["dense_flops"])
+    assert last["compute_saved"] > 0.2
+    assert trainer.state.log_history[-1]["compute_saved"] == last["compute_saved"]
+
+
+def test_a_resumed_training_continues_bit_for_bit(bert: str, tmp_path: Path) -> None:
+    whole = trainer_of(bert, tmp_path / "whole", GradientSkipCallback(STOP))
+    whole.train()
+    for step in (4, 8):  # before the stop, and after it
+        resumed = trainer_of(bert, tmp_path / "rest", callback := GradientSkipCallback(STOP))
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{step}"))
+        weights, wanted = resumed.model.state_dict(), whole.model.state_dict()
+        assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+        assert callback.gradskip.iteration == 16
+        assert [event.iteration for event in callback.gradskip.events] == [5]
+
+
+def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path: Path) -> None:
+    trainer_of(bert, tmp_path, max_steps=4).train()
+    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
+    with pytest.raises(UserError, match="was not there in its 4 steps: begin anew without the checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_deepspeed_is_refused() -> None:
+    outer = type("DeepSpeedOptimizerWrapper", (), {})()
+    with pytest.raises(UserError, match="got DeepSpeed's: train with DDP or FSDP2"):
+        GradientSkipCallback(STOP)._skip.begin(outer, torch.nn.Linear(1, 1), steps=0, total_steps=None)
+
+
+def test_evaluations_are_reported_by_the_metric_of_the_search(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", str(tmp_path))
+    monkeypatch.setenv("TUNE_CAC_METRIC", "f1")
+    (tmp_path / REPORTS_FILE).touch()
+    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
+    trainer.train()
+    trainer.predict(rows(bert, 32, 2))
+    found = [json.loads(line) for line in (tmp_path / REPORTS_FILE).read_text().splitlines()]
+    history = [log for log in trainer.state.log_history if "eval_f1" in log]
+    assert [line["f1"] for line in found] == [*(log["eval_f1"] for log in history), history[-1]["eval_f1"]]
+    assert [line["val_loss"] for line in found[:2]] == [log["eval_loss"] for log in history]
+    assert "test_f1" in found[2]
+    assert found[2]["gradskip"]["longest_iteration"] == 16
+    monkeypatch.delenv("TUNE_CAC_METRIC")
+    other = trainer_of(bert, tmp_path, GradientSkipCallback(STOP), metric_for_best_model="f1")
+    with pytest.raises(UserError, match="compares by accuracy, and .* f1, val_loss: search with --metric f1 --direc"):
+        other.train()
+
+
+def test_a_scaler_that_took_the_step_off_before_still_takes_ours() -> None:
+    """As accelerate does for float16: it keeps the step that it found, and puts it back after every step of its own."""
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+    skip = GradientSkipCallback(Settings(watch=("linear",), stop_layer_num=(1,), stop_layer_itr=(1,)))._skip
+    skip.begin(optimizer, model, steps=0, total_steps=None)
+    for _ in range(4):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
+        optimizer.step()
+    assert skip.gradskip is not None
+    assert skip.gradskip.iteration == 4
+    assert [weight.requires_grad for weight in model.parameters()] == [False, False, True, True]
+
+
+def lora(bert: str) -> tuple[Any, list[dict[str, Any]]]:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    return peft.get_peft_model(model_of(bert), config), rows(bert, 8, 3)
+
+
+def test_the_backward_pass_ends_where_adapters_stop(bert: str, tmp_path: Path) -> None:
+    """Adapters of PEFT on a frozen model: torch's own counter sees what a step costs before and after the stop."""
+    model, batch = lora(bert)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    last = max(n for n, name in enumerate(trained) if "layer.0." in name)  # the trainer's optimizer has these alone
+    callback = GradientSkipCallback(
+        Settings(watch=("linear",), whole_units=True, stop_layer_num=(last,), stop_layer_itr=(5,))
+    )
+    inputs = {key: torch.tensor([row[key] for row in batch]) for key in batch[0]}
+
+    def step() -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(**inputs).loss.backward()
+        return counter.get_total_flops()
+
+    before = step()
+    trainer_of(bert, tmp_path, callback, model=model).train()
+    after = step()
+    stretches = [one for one in callback.gradskip.step_record.stretches if one.steps]
+    assert [one.forward_flops[-1] + one.backward_flops[-1] for one in stretches] == [before, after]
+    assert after < 0.8 * before
+    on = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert on == [name for name in trained if "layer.0." not in name]
+
+
+TWO = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+import torch, test_transformers as ours
+from tune_cac.integrations.transformers import GradientSkipCallback
+callback = GradientSkipCallback(ours.STOP)
+trainer = ours.trainer_of({bert!r}, Path("out"), callback, eval_strategy="no", save_strategy="no")
+trainer.train()
+torch.save([callback.gradskip.iteration, trainer.model.state_dict()], f"{{trainer.args.process_index}}.pt")
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together(bert: str, tmp_path: Path) -> None:
+    """transformers' Trainer under torchrun, by gloo: half of the steps, the same weights on both sides."""
+    (tmp_path / "train.py").write_text(TWO.format(path=[*sys.path, str(Path(__file__).parent)], bert=bert))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (steps, first), (_, second) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert steps == 8
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,90 @@
+"""Gradient-Skip in the `Trainer` of Hugging Face's transformers, and in those that are one (TRL's SFTTrainer).
+
+from tune_cac.integrations.transformers import GradientSkipCallback
+Trainer(..., callbacks=[GradientSkipCallback()])
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler
+
+from trainables.errors import UserError
+from trainables.gradskip.settings import Settings
+from tune_cac.integrations.trainer_skip import TrainerSkip
+
+#: Ends of names of what an evaluation measures of itself.
+_SPEEDS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
+
+
+class GradientSkipCallback(TrainerCallback):  # type: ignore[misc]
+    """Stop layers of a training, and log, save and restore what has stopped.
+
+    The trainer's logs get ``stopped_share`` and ``compute_saved``, its checkpoints the rule's state, and a search that
+    runs the script the metrics of every evaluation, without ``eval_`` (``eval_loss`` as ``val_loss``).
+
+    Args:
+        settings: None reads the ``CAC_*`` variables when the training begins.
+
+    Raises:
+        UserError: in ``train()``, for DeepSpeed, for DDP that does not look for unused parameters, for a checkpoint
+            without our state, and as `trainables.gradskip.wrap`; in an evaluation, for a search of another metric.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._skip = TrainerSkip(settings)
+
+    @property
+    def gradskip(self) -> Any:
+        """Return the `GradientSkip` of the latest training; None before the first."""
+        return self._skip.gradskip
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, optimizer: Any,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Attach to the optimizer."""
+        if args.world_size > 1 and args.ddp_find_unused_parameters is False:
+            raise UserError(
+                "ddp_find_unused_parameters must be True, got False: DDP waits for gradients of stopped layers"
+            )
+        self._skip.begin(optimizer, model, steps=state.global_step, total_steps=state.max_steps)
+        # Loggers are called in order, and those of the trainer come before the user's callbacks; they are to see what
+        # we add. No argument leads to the list of callbacks, but the caller has it.
+        frame = inspect.currentframe()
+        handler = None if frame is None or frame.f_back is None else frame.f_back.f_locals.get("self")
+        if isinstance(handler, CallbackHandler):
+            handler.callbacks = [self, *(one for one in handler.callbacks if one is not self)]
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Add what has stopped to a log of training steps."""
+        if "loss" in logs or "train_loss" in logs:
+            logs |= self._skip.logged()
+            state.log_history[-1] |= self._skip.logged()
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Report an evaluation to the search; the test split is one with ``metric_key_prefix="test"``."""
+        found = {
+            ("val_loss" if name == "eval_loss" else name.removeprefix("eval_")): value
+            for name, value in metrics.items()
+            if name.startswith(("eval_", "test_")) and not name.endswith(_SPEEDS) and isinstance(value, int | float)
+        }
+        chosen = (args.metric_for_best_model or "").removeprefix("eval_")
+        smaller = args.greater_is_better is False or (args.greater_is_better is None and chosen in ("", "loss"))
+        self._skip.report(found, "val_loss" if chosen == "loss" else chosen, "min" if smaller else "max")
+
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Report the test split to the search."""
+        self.on_evaluate(args, state, control, metrics=metrics)
