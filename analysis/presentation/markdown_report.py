@@ -220,11 +220,11 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
-                    allowed_drop: float | str, *, top: int = 20,
+                    allowed_drop: float | str, *,
                     confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
     """Return the report: headline, best trial on the test split, settings, ranked table, failures, versions.
 
-    Arguments are those of `summary_text.headline`; ``top`` is the number of rows of the ranked table.
+    Arguments are those of `summary_text.headline`.
     """
     line, quality = control_line(trials), info.quality
     said = headline(
@@ -260,7 +260,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         ]
     if controls := control_cells(line):
         parts += ["## Controls", _table(controls, ":--|--:|--:")]
-    table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
+    table = ranked_table(ranking, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     parts += ["## Ranking", _table(table, "|".join(["--"] * len(table[0])))]
     failed = trials[trials["status"] == "failed"]
     if len(failed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TypeVar
 
 from trainables.errors import UserError
@@ -22,7 +23,7 @@ _Found = TypeVar("_Found")
 
 @command(
     ALLOWED_DROP,
-    argument("--top", default=20, at_least=1, help="rows to show"),
+    argument("--all", action="store_true", help="print the whole report, every trial in it, as Markdown"),
     argument("--output", metavar="FILE", help="the page (default: report.html in the study)"),
     *STUDY,
     help="print the answer of a study and write it as a page to look at, report.html",
@@ -38,11 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     found = answer(layout, allowed_drop=drop)
     page = Path(arguments.output) if arguments.output else layout.page
     write_asked(page, report_html(gather(layout, found)), "the page to", "choose another --output")
-    text = report_markdown(
-        info, found.trials, found.ranking, found.best, found.allowed_drop, top=arguments.top,
-        confirmation=found.confirmation,
-    )  # fmt: skip
-    print(text)
+    if arguments.all:
+        print(report_markdown(info, found.trials, found.ranking, found.best, found.allowed_drop,
+                              confirmation=found.confirmation))  # fmt: skip
+    else:
+        if len(found.ranking):
+            print(found.table(get_terminal_size().columns), end="\n\n")
+        print(found.headline, found.cost_line, sep="\n")
     say(f"Page: {page}")
     return 0 if len(found.ranking) else 1
 

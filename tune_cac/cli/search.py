@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import yaml
@@ -15,7 +16,6 @@ from analysis.io.study_options import options_of
 from trainables.errors import UserError, unknown_name
 from tune_cac.cli.arguments import DATA_AND_MODEL, workload_options
 from tune_cac.cli.command import HelpAll, argument, argument_of, command
-from tune_cac.cli.console import print_table
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments
 from tune_cac.study.search_options import SearchOptions
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.stdout.isatty():
         print()
     if len(found.ranking):
-        print_table(found.table(top=15))
+        print(found.table(get_terminal_size().columns))
         print()
     print(found.headline)
     print(found.cost_line)

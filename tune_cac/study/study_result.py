@@ -15,8 +15,9 @@ from analysis.metrics.confirmation import read_confirmation, without_refuted
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
-from analysis.presentation.markdown_report import ranked_table, report_markdown, search_cost_line
+from analysis.presentation.markdown_report import report_markdown, search_cost_line
 from analysis.presentation.summary_text import Answer, answer_of, headline, is_answer
+from analysis.presentation.terminal import terminal_table
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -103,11 +104,11 @@ class SearchResult:
         """Return what the comments of ``best.env`` and ``best.yaml`` tell beside the setting."""
         return {"confirmation": self.confirmation, "line": self.control_line}
 
-    def table(self, top: int | None = None) -> list[list[str]]:
-        """Return the ranked table as text cells, header first."""
-        return ranked_table(
-            self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line), allowed_drop=self.allowed_drop
-        )
+    def table(self, width: int) -> str:
+        """Return the best of the ranked table in lines of at most so many characters."""
+        beats = beats_shorter(self.ranking, self.control_line)
+        number = int(self.best["trial"]) if self.best is not None and is_answer(self.best) else None
+        return terminal_table(self.ranking, width=width, allowed_drop=self.allowed_drop, answer=number, beats=beats)
 
 
 def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = False) -> SearchResult:

@@ -1,0 +1,128 @@
+"""The ranked table for a terminal: one line a trial, within its width, no number cut. Pure: frames in, text out."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import percent, plural, unit_of_drop, whole_percent
+from analysis.metrics.over_seeds import CONFIDENCE
+from analysis.metrics.saving import quality_of
+from analysis.presentation.settings_text import cut_words
+from analysis.presentation.summary_text import DropWords, searched_options, settings_text
+from trainables.savings import SAVED
+
+#: Rows, and characters that the words of a setting have at most and, where they are shown, at least.
+ROWS, MOST, LEAST = 12, 30, 16
+_GAP = "  "
+
+
+def setting_words(row: pd.Series, most: int = MOST) -> str:
+    """Return what a trial does in so many characters: ``24 ep, conv6 by 144`` if all up to conv6 stop by that step.
+
+    >>> one = {"role": "search", "method": "gradskip", "epochs": 24, "of_epochs": 30}
+    >>> event = '[{"iteration": 144, "name": "encoder.layer.0.output.dense.weight"}]'
+    >>> setting_words(pd.Series({**one, "stop_events": event}), 22)
+    '24 ep, ….dense by 144'
+    """
+    found = row.get("stop_events")
+    events = json.loads(found) if isinstance(found, str) else []
+    begin = "".join(
+        f"{part}, " for part in (f"{int(row['epochs'])} ep" if cut_words(row) else "", searched_options(row)) if part
+    )
+    if str(row["method"]) == "none":
+        text = f"{begin}{'baseline' if row['role'] == 'baseline' else 'dense'}"
+    elif row["role"] == "published":
+        text = "published settings"
+    elif str(row["method"]) == "gradskip" and events and events[-1].get("name"):
+        name, when = str(events[-1]["name"]).removesuffix(".weight").removesuffix(".bias"), events[-1]["iteration"]
+        end = " frozen" if when <= 0 else f" by {when}"
+        room = most - len(begin) - len(end)
+        while len(name) > room and "." in name.removeprefix("…."):
+            name = "…." + name.removeprefix("….").partition(".")[2]
+        name = name if len(name) <= room else f"…{name[len(name) - max(room - 1, 0) :]}"
+        text = f"{begin}{name}{end}"
+    else:
+        text = settings_text(row)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def terminal_table(
+    ranking: pd.DataFrame, *, width: int, allowed_drop: float | str, answer: int | None = None,
+    beats: pd.Series[Any] | None = None,
+) -> str:  # fmt: skip
+    """Return the best rows of an `analysis.rank`, the baseline among them, in lines of at most ``width`` characters.
+
+    Where a column does not fit the words of a setting become shorter, then the last columns are left out.
+
+    Args:
+        ranking: with at least one trial.
+        width: of the terminal, characters.
+        allowed_drop: as for `analysis.rank`.
+        answer: number of the recommended trial.
+        beats: from `analysis.beats_shorter`.
+    """
+    quality = quality_of(ranking)
+    rows = ranking.assign(beats=beats)
+    baseline = rows["role"] == "baseline"
+    rows = pd.concat([rows[~baseline].head(ROWS - 1), rows[baseline].head(1)]).sort_index()
+    words = DropWords(rows.iloc[0], allowed_drop)
+
+    def change(row: Any) -> str:
+        mark = " " if row["within_drop"] or row["role"] == "baseline" else "!"
+        if (seeds := row.get("seeds")) is None or pd.isna(seeds):
+            return words.change(float(row[quality.drop]), unit=False) + mark
+        if math.isinf(row["drop_mean"]):
+            return f"failed{mark}"
+        mark = "?" if pd.isna(row["within_over_seeds"]) else mark
+        ends = row["drop_low"], row["drop_high"]
+        interval = "" if pd.isna(ends[0]) else f" ({words.range(*ends)})"
+        return f"{words.change(float(row['drop_mean']), unit=False)}{interval}{mark}"
+
+    def share(name: str) -> Callable[[Any], str]:
+        return lambda row: "" if pd.isna(row.get(name)) else percent(row[name])
+
+    unit = unit_of_drop(quality) or quality.name
+    given = f"{unit} ({whole_percent(CONFIDENCE)}) " if "seeds" in rows else f"{unit} "
+    columns: list[tuple[str, Callable[[Any], str]]] = [
+        ("trial", lambda row: f"{row['trial']}{'*' if row['trial'] == answer else ' '}"),
+        ("saved", share(SAVED)),
+        (given, change),
+        ("time", share("time_saved")),
+        ("shorter", lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
+    ]
+    found = [[name, *(cell(row) for _, row in rows.iterrows())] for name, cell in columns]
+    if not any(found[-1][1:]):
+        found.pop()
+    used = [max(map(len, column)) for column in found]
+    while len(found) > 1 and sum(used) + len(_GAP) * (len(used) - 1) > width:
+        found.pop()
+        used.pop()
+    while len(found) > 3 and sum(used) + len(_GAP) * len(used) + LEAST > width:
+        found.pop()
+        used.pop()
+    room = min(MOST, width - sum(used) - len(_GAP) * len(used))
+    if room >= LEAST:
+        found.insert(1, ["setting", *(setting_words(row, room) for _, row in rows.iterrows())])
+        used.insert(1, max(map(len, found[1])))
+    lines = [
+        _GAP.join(
+            cell.ljust(size) if name == "setting" else cell.rjust(size)
+            for name, cell, size in zip(names, line, used, strict=True)
+        ).rstrip()
+        for names in [[column[0] for column in found]]
+        for line in zip(*found, strict=True)
+    ]
+    left, text = len(ranking) - len(rows), "\n".join(lines)
+    legend = (
+        "* the answer" if answer in set(rows["trial"]) else "",
+        "! loses more than is allowed" if "!" in text else "",
+        "? not certain to be within that" if "?" in text else "",
+        f"{plural(left, 'trial')} more: report --all" if left else "",
+    )
+    return "\n".join([*lines, *textwrap.wrap("; ".join(part for part in legend if part), width)])
