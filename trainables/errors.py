@@ -20,6 +20,8 @@ GONE = {
     "--part": "a grid is one study, whose trials run at once: leave it out",
     "--study-storage": "the journal on a disk that all nodes see, or --results s3://..., takes its place",
     "--fresh-processes": "a search finds out by itself whether training repeats: leave it out",
+    "--format": "export NAME --as torch takes its place",
+    "--top": "report NAME --all prints every trial",
     "--early-ending": "it saved 0 to 1.7 % of a study: leave it out",
     **dict.fromkeys(("csv", "parquet"), "the study's folder has ranking.csv and trials.parquet"),
     **dict.fromkeys(("latex", "markdown"), "the study's report.md has the table"),
@@ -32,6 +34,13 @@ GONE = {
         "settings for each network saved 2.2 %: take auto_thresholds, with CAC_WATCH for one of them",
     ),
 }
+
+#: Names of other programs' commands and options, and ours for the same.
+MEANT = {
+    **dict.fromkeys(("best", "settings"), "export"), **dict.fromkeys(("plot", "show", "results", "view"), "report"),
+    **dict.fromkeys(("list", "ls", "status", "delete", "rm"), "studies"), **dict.fromkeys(("run", "train"), "trial"),
+    **dict.fromkeys(("tune", "optimize", "start", "resume"), "search"), "layers": "doctor", "models": "workloads",
+}  # fmt: skip
 
 
 class UserError(ValueError):
@@ -84,6 +93,7 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> UserError:
     if given in GONE:
         return UserError(f"{kind} {given} is gone: {GONE[given]}")
     names = sorted(valid)
-    near = nearest_name(given, names)
+    meant = MEANT.get(given)
+    near = meant if meant in names else nearest_name(given, names)
     hint = f"did you mean {near!r}? " if near else ""
     return UserError(f"unknown {kind} {given!r}: {hint}Valid: {', '.join(names)}")

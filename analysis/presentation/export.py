@@ -6,20 +6,22 @@ import json
 
 import pandas as pd
 
-from analysis.formatting import drop_text, drop_words, metric_words, percent, value_text
+from analysis.formatting import drop_text, drop_words, metric_words, percent, plural, value_text
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import environment_lines
 from analysis.presentation.settings_text import compresses, cut_words, length_lines, schedule_text
 from analysis.presentation.summary_text import config_of, searched_options
+from analysis.trace_replay.traces import RunTrace, facts_key
+from trainables.config import TrialConfig
 from trainables.errors import UserError, unknown_name
 from trainables.savings import saved_words
 
 #: Formats of one trial's settings.
-TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
+TRIAL_FORMATS = ("env", "yaml", "json", "schedule", "torch", "finetuning-scheduler")
 
 
-def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
+def export_trial(row: pd.Series, info: StudyInfo, format: str, trace: RunTrace | None = None) -> str:
     """Return the settings of one completed trial, a row of `analysis.load` or `analysis.rank`, as text.
 
     Args:
@@ -27,12 +29,16 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
         info: description of its study.
         format: ``env``: lines for a POSIX shell that set these settings and unset all others; config fields without a
             variable are not included. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
-            ``schedule``: the compression schedule as plain YAML with the marked values filled in.
+            ``schedule``: the compression schedule as plain YAML with the marked values filled in. ``torch``: lines of
+            a training loop that freeze what the trial stopped, when it did, without this package.
+            ``finetuning-scheduler``: a schedule of that library, which thaws layers and never freezes them.
+        trace: the study's recorded training, where there is one: names of all parameters, in the order of stops.
 
-    UserError: an unknown format, a trial without a result, or the schedule of one without compression.
+    UserError: an unknown format, a trial without a result, the schedule of one without compression, stops that are not
+    known by name or that a format cannot express.
     """
     if format not in TRIAL_FORMATS:
-        raise unknown_name("--format", format, TRIAL_FORMATS)
+        raise unknown_name("--as", format, TRIAL_FORMATS)
     if row["status"] != "completed":
         error = "" if pd.isna(row.get("error")) else f" ({one_line(str(row['error']))})"
         raise UserError(
@@ -42,6 +48,9 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
     if format == "json":
         return json.dumps(config.to_dict(), indent=2) + "\n"
     about = [f"# {one_line(line)}" for line in _about(row, info)]
+    if format in ("torch", "finetuning-scheduler"):
+        write = _torch_lines if format == "torch" else _thawing_schedule
+        return "\n".join([*about, *write(config, _frozen_at(row, config, trace), trace)]) + "\n"
     if format == "yaml":
         import yaml
 
@@ -54,8 +63,82 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
                 "or the format env"
             )
         return schedule_text(config, about)
-    own = environment_lines(config, schedule="its export with --format schedule", is_cut=bool(cut_words(row)))
+    own = environment_lines(config, schedule="its export with --as schedule", is_cut=bool(cut_words(row)))
     return "\n".join([*about, *length_lines(row), *own]) + "\n"
+
+
+def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> dict[int, tuple[str, ...]]:
+    """Return the names of the parameters that stop by the step from which on they do not train.
+
+    Without a trace the name of the last one alone, before which all others were registered.
+    """
+    text = row.get("stop_events")
+    events = json.loads(text) if isinstance(text, str) else []
+    settings, known = config.gradskip_settings(), None if trace is None else trace.facts.get(facts_key(config))
+    named = all(event.get("name") for event in events) and not (settings.whole_units and known is None)
+    if config.method != "gradskip" or not events or not named:
+        raise UserError(
+            f"trial {row['trial']} must be one of Gradient-Skip whose stops are known by the names of layers, got "
+            f"{config.method} with {plural(len(events), 'stop')}: choose another, or the format env"
+        )
+    found: dict[int, tuple[str, ...]] = {}
+    for event in events:
+        # In the last step that it brakes a layer does not move.
+        step = max(0, event["iteration"] + (settings.braking_distance - 1 if settings.braking_distance else 1))
+        if trace is None or known is None:
+            found[step] = (event["name"],)
+            continue
+        ends = {unit.number: unit.end for unit in known.plan.units}
+        manual = settings.mode == "manual" or event["layer"] not in ends
+        end = known.plan.position_of_stop(event["layer"]) if manual else ends[event["layer"]]
+        before = {name for names in found.values() for name in names}
+        names = (trace.layer_names[number] for number in known.plan.order[: end + 1])
+        found[step] = (*found.get(step, ()), *(name for name in names if name not in before))
+    return found
+
+
+def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
+    settings, shown = config.gradskip_settings(), [f"    {step}: {names!r}," for step, names in frozen.items()]
+    lines = ["# By number of optimizer steps before which they stop:", "stops = {", *shown, "}"]
+    if settings.braking_distance > 1:
+        lines.insert(0, f"# That updates shrink over {settings.braking_distance} steps before a stop is left out.")
+    if settings.norm_statistics == "hold_all":
+        lines += [
+            "for module in model.modules():  # after every model.train()",
+            "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):",
+            "        module.eval()",
+        ]
+    lines.append("for name, parameter in model.named_parameters() if step in stops else ():  # before the forward pass")
+    if trace is None:
+        lines += ["    parameter.requires_grad_(False).grad = None", "    if name in stops[step]:", "        break"]
+    else:
+        lines += ["    if name in stops[step]:", "        parameter.requires_grad_(False).grad = None"]
+    if settings.prefix_mode == "eval" or settings.norm_statistics == "hold":
+        kind = (
+            "" if settings.prefix_mode == "eval" else "isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and "
+        )
+        lines += [
+            "for module in model.modules():  # then, and after every model.train()",
+            "    own = list(module.parameters())",
+            f"    if {kind}own and not any(parameter.requires_grad for parameter in own):",
+            "        module.eval()",
+        ]
+    return lines
+
+
+def _thawing_schedule(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
+    import yaml
+
+    if trace is None or set(frozen) != {0}:
+        steps = ", ".join(map(str, frozen))
+        raise UserError(
+            f"finetuning-scheduler thaws layers, so all stops must come before step 0, got {steps}: choose a trial of "
+            "--space frozen_prefix, or the format torch"
+            if trace is not None
+            else "finetuning-scheduler needs the names of all parameters, which this study has not recorded: use torch"
+        )
+    rest = [name for name in trace.layer_names if name not in frozen[0]]
+    return [yaml.safe_dump({0: {"params": rest}}, sort_keys=False).rstrip()]
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:

@@ -12,11 +12,14 @@ from tune_cac.cli.arguments import ALLOWED_DROP, STUDY, study_of
 from tune_cac.cli.command import argument, command
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.io.study_files import Layout, StudyInfo
+    from analysis.trace_replay.traces import RunTrace
 
 
 @command(
-    argument("--format", default="env", help="env, yaml, json or schedule"),
+    argument("--as", dest="format", default="env", help="env, yaml, json, schedule, torch or finetuning-scheduler"),
     argument("--trial", type=int, help="number of the trial (default: the best)"),
     argument("--output", metavar="FILE", help="write there instead of printing"),
     ALLOWED_DROP,
@@ -30,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     format, output = arguments.format, arguments.output
     if format not in TRIAL_FORMATS:
-        raise unknown_name("--format", format, TRIAL_FORMATS)
+        raise unknown_name("--as", format, TRIAL_FORMATS)
     layout, info, drop = study_of(arguments)
     if arguments.trial is None:
         content = _best(layout, info, drop, format)
@@ -52,8 +55,17 @@ def _trial(layout: Layout, info: StudyInfo, number: int, format: str) -> str:
     if len(found) == 0:
         there = f"it has {trials['trial'].min()} to {trials['trial'].max()}" if len(trials) else "it has none yet"
         raise UserError(f"no trial {number} in {layout.root}: {there}")
-    trial = found.iloc[0]
-    return export_trial(trial, info, format)
+    return export_trial(found.iloc[0], info, format, _recorded(layout, found.iloc[0]))
+
+
+def _recorded(layout: Layout, trial: pd.Series) -> RunTrace | None:
+    """Return the training that the study has recorded of the trial's length; None if there is none."""
+    from analysis.trace_replay.traces import load_trace
+
+    try:
+        return load_trace(layout.root, epochs=int(trial["epochs"]))
+    except UserError:
+        return None
 
 
 def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> str:
@@ -72,4 +84,5 @@ def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> st
         write = best_env if format == "env" else best_schedule
         if text := write(info, best, drop, **found.about):
             return text
-    return export_trial(best, info, format)  # where there is no schedule, it says why
+    # Where there is no schedule, it says why.
+    return export_trial(best, info, format, _recorded(layout, best))

@@ -23,6 +23,7 @@ from tune_cac.cli import (
     search,
     sensitivity,
     spaces,
+    studies,
     submit,
     tree,
     trial,
@@ -34,7 +35,8 @@ from tune_cac.messages import close_unread, say, warnings_as_messages
 
 #: Commands in the order in which help lists them.
 COMMANDS = (
-    search, trial, confirm, report, export, tree, replay, spaces, doctor, schedule, sensitivity, workloads, submit,
+    search, trial, confirm, report, export, studies, tree, replay, spaces, doctor, schedule, sensitivity, workloads,
+    submit,
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from trainables.gradskip.settings import Settings
 from tune_cac.integrations.trainer_skip import TrainerSkip
 
 
-class GradientSkipCallback(Callback):  # type: ignore[misc]
+class GradientSkipCallback(Callback):
     """Stop layers of a training, and log, save and restore what has stopped.
 
     The trainer's loggers get ``train/stopped_share`` and ``train/compute_saved`` after every stop and epoch, its
@@ -51,7 +51,7 @@ class GradientSkipCallback(Callback):  # type: ignore[misc]
         outer = trainer.strategy.model
         if isinstance(outer, DistributedDataParallel) and not outer.find_unused_parameters:
             raise UserError(
-                "the strategy must be ddp_find_unused_parameters_true, got ddp: it waits for gradients of stopped layers"
+                "the strategy must be ddp_find_unused_parameters_true, got ddp, which waits for gradients of what stops"
             )
         total = trainer.estimated_stepping_batches
         self._skip.begin(

@@ -20,7 +20,7 @@ from tune_cac.integrations.trainer_skip import TrainerSkip
 _SPEEDS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 
 
-class GradientSkipCallback(TrainerCallback):  # type: ignore[misc]
+class GradientSkipCallback(TrainerCallback):
     """Stop layers of a training, and log, save and restore what has stopped.
 
     The trainer's logs get ``stopped_share`` and ``compute_saved``, its checkpoints the rule's state, and a search that

@@ -153,7 +153,7 @@ def _settings(data: ReportData) -> str:
             how = (
                 f"<p>Trial {escape(str(best['trial']))} compresses: {escape(compression_of(best))}. The whole "
                 "schedule, to train with, is in <code>best.yaml</code>; <code>python -m tune_cac export STUDY "
-                "--format schedule</code> prints it.</p>"
+                "--as schedule</code> prints it.</p>"
             )
     elif data.info.method == "compression":
         how = "<p>No schedule tried is worth training with.</p>"

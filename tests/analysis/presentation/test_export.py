@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from compressed import pruned, write_compressed
 from studies import result_row, write_study
@@ -18,9 +19,11 @@ from analysis.io.study_files import Layout
 from analysis.presentation.best_env import best_env
 from analysis.presentation.export import export_trial
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
+from analysis.trace_replay.traces import RunTrace, facts_key
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.gradskip import wrap
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 
@@ -119,7 +122,7 @@ def test_a_trial_without_a_result_and_a_wrong_format_are_refused(study: Layout) 
     assert str(caught.value) == (
         "only a completed trial can be exported, trial 6 is failed (it broke rm -rf /): choose another"
     )
-    with pytest.raises(UserError, match="unknown --format 'jsn': did you mean 'json'"):
+    with pytest.raises(UserError, match="unknown --as 'jsn': did you mean 'json'"):
         export(study, 1, "jsn")
 
 
@@ -145,3 +148,82 @@ def test_schedules_are_exported_plain(tmp_path: Path) -> None:
     assert "!search" not in text
     assert yaml.safe_load(text)["pruners"]["one"]["levels"] == {"fc.weight": 0.25}
     assert [len(read_schedule(export(compressed, n, "schedule")).policies) for n in (1, 2, 3)] == [1, 1, 1]
+
+
+STOPS = {
+    "published": {},
+    "braking": {"CAC_BRAKING_DISTANCE": 1},
+    "units in evaluation mode": {"CAC_WHOLE_UNITS": True, "CAC_PREFIX_MODE": "eval"},
+    "units with held norms": {"CAC_WHOLE_UNITS": True, "CAC_NORM_STATISTICS": "hold"},
+    "all norms held": {"CAC_NORM_STATISTICS": "hold_all"},
+}
+
+
+def blocks() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for _ in range(3):
+        layers += [torch.nn.Conv2d(2, 2, 3, padding=1), torch.nn.BatchNorm2d(2), torch.nn.ReLU(), torch.nn.Dropout(0.2)]
+    return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(32, 2))
+
+
+def trained(model: torch.nn.Sequential, optimizer: torch.optim.Optimizer, lines: str = "") -> list[torch.Tensor]:
+    """Weights and statistics after eight steps, before each of which the lines are run."""
+    torch.manual_seed(1)
+    code = compile(lines, "lines", "exec")
+    model.train()
+    for step in range(8):
+        exec(code, {"model": model, "step": step, "torch": torch})
+        optimizer.zero_grad()
+        model(torch.randn(4, 2, 4, 4)).square().mean().backward()
+        optimizer.step()
+    return list(model.state_dict().values())
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("name", STOPS)
+def test_lines_of_plain_torch_train_as_the_settings_do(name: str, recorded: bool, tmp_path: Path) -> None:
+    config = TrialConfig(CAC_STOP_LAYER_NUM=(0, 5), CAC_STOP_LAYER_ITR=(1, 3), **STOPS[name])
+    if name == "units in evaluation mode":
+        config = replace(config, CAC_STOP_LAYER_ITR=(-1, 3))
+    model = blocks()
+    optimizer = wrap(
+        torch.optim.AdamW(model.parameters()), config.gradskip_settings(), model=model,
+        example_inputs=torch.zeros(2, 2, 4, 4),
+    )  # fmt: skip
+    wanted, skip = trained(model, optimizer), optimizer.gradskip  # type: ignore[attr-defined]
+    events = [{"iteration": one.iteration, "layer": one.layer, "name": one.name} for one in skip.events]
+    row = result_row(0.97, 0.2, stop_events=json.dumps(events))
+    layout = write_study(tmp_path / "s", [{"row": result_row()}, {"row": row, "config": config.to_dict()}])
+    names = tuple(name for name, _ in model.named_parameters())
+    trace = RunTrace(
+        root="", run={}, total_steps=8, steps_per_epoch=8, layer_names=names, trains="1" * len(names), stages=(),
+        facts={facts_key(config): skip.blueprint},
+    )  # fmt: skip
+    if not recorded and config.gradskip_settings().whole_units:
+        with pytest.raises(UserError, match="whose stops are known by the names of layers, got gradskip with 2 stops"):
+            export_trial(row_of(layout, 1), layout.read_info(), "torch")
+        return
+    lines = export_trial(row_of(layout, 1), layout.read_info(), "torch", trace if recorded else None)
+    plain = blocks()
+    found = trained(plain, torch.optim.AdamW(plain.parameters()), lines)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_a_frozen_prefix_as_a_schedule_of_finetuning_scheduler(tmp_path: Path) -> None:
+    """Its phase 0 names what trains; what stops later cannot be told."""
+    model, text = blocks(), {}
+    for at in (-1, 3):
+        config = TrialConfig(CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(at,))
+        events = [{"iteration": at, "layer": 5, "name": "4.bias"}]
+        row = result_row(0.97, 0.2, stop_events=json.dumps(events))
+        layout = write_study(tmp_path / f"s{at}", [{"row": result_row()}, {"row": row, "config": config.to_dict()}])
+        skip = wrap(torch.optim.SGD(model.parameters()), config.gradskip_settings(), model=model).gradskip  # type: ignore[attr-defined]
+        names = tuple(name for name, _ in model.named_parameters())
+        text[at] = (row_of(layout, 1), layout.read_info(), "finetuning-scheduler", RunTrace(
+            root="", run={}, total_steps=8, steps_per_epoch=8, layer_names=names, trains="1" * len(names), stages=(),
+            facts={facts_key(config): skip.blueprint},
+        ))  # fmt: skip
+    assert yaml.safe_load(export_trial(*text[-1])) == {0: {"params": list(names[6:])}}
+    with pytest.raises(UserError, match="must come before step 0, got 4: choose a trial of --space frozen_prefix"):
+        export_trial(*text[3])

@@ -48,14 +48,14 @@ def test_without_a_trial_it_is_best_env(study: Layout, capsys: pytest.CaptureFix
 
 
 def test_the_best_as_yaml_and_json(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(study, "--format", "yaml") == 0
+    assert run(study, "--as", "yaml") == 0
     assert TrialConfig.from_mapping(yaml.safe_load(capsys.readouterr().out)) == CONFIG
-    assert run(study, "--format", "json") == 0
+    assert run(study, "--as", "json") == 0
     assert TrialConfig.from_mapping(json.loads(capsys.readouterr().out)) == CONFIG
 
 
 def test_the_allowed_drop_chooses_the_best(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(study, "--format", "yaml", "--allowed-drop", "0.03") == 0
+    assert run(study, "--as", "yaml", "--allowed-drop", "0.03") == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("# trial 2: compute saved 50.0 %")
 
 
@@ -68,7 +68,7 @@ def test_a_trial_by_its_number(study: Layout, capsys: pytest.CaptureFixture[str]
 
 def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trial.json"
-    assert run(study, "--trial", "1", "--format", "json", "--output", str(file)) == 0
+    assert run(study, "--trial", "1", "--as", "json", "--output", str(file)) == 0
     assert TrialConfig.from_mapping(json.loads(file.read_text())) == CONFIG
     assert capsys.readouterr().out == ""
 
@@ -78,9 +78,9 @@ def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.Captu
     [
         ("--trial 99", r"no trial 99 in .*s: it has 0 to 4"),
         ("--trial 4", r"only a completed trial can be exported, trial 4 is failed \(it broke\): choose another"),
-        ("--format schedule", "a trial must compress something to have a schedule, trial 1 does not: choose another"),
-        ("--format csv", "--format csv is gone: the study's folder has ranking.csv and trials.parquet"),
-        ("--format ymal", "unknown --format 'ymal': did you mean 'yaml'"),
+        ("--as schedule", "a trial must compress something to have a schedule, trial 1 does not: choose another"),
+        ("--as csv", "--as csv is gone: the study's folder has ranking.csv and trials.parquet"),
+        ("--as ymal", "unknown --as 'ymal': did you mean 'yaml'"),
         ("--allowed-drop 2.0", "the allowed accuracy loss must be a fraction in .*, got 2.0"),
         ("--output /no/best.env", "cannot write --output /no/best.env: No such file or directory; choose another"),
     ],
@@ -109,7 +109,7 @@ def test_no_best_is_said(
 ) -> None:
     for format in ("env", "yaml", "json", "schedule"):
         root = write_study(tmp_path / format, trials).root
-        assert message in refused("export", str(root), "--format", format)
+        assert message in refused("export", str(root), "--as", format)
 
 
 def test_a_study_that_has_not_begun(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -121,15 +121,15 @@ def test_a_study_that_has_not_begun(tmp_path: Path, refused: Callable[..., str])
 def test_the_best_schedule_is_best_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5), pruned(0.95, 0.9), pruned(0.97, 0.2)])
     write_answer(study, answer(study, allowed_drop=0.005))
-    assert run(study, "--format", "schedule") == 0
+    assert run(study, "--as", "schedule") == 0
     out = capsys.readouterr().out
     assert out == study.best_schedule.read_text()
     assert yaml.safe_load(out)["pruners"]["sensitivity_pruner"]["sensitivities"] == {
         "conv1.weight": 0.5, "conv2.weight": 0.25,
     }  # fmt: skip
-    assert run(study, "--format", "env") == 0
+    assert run(study, "--as", "env") == 0
     assert capsys.readouterr().out == study.best.read_text()
-    assert run(study, "--format", "schedule", "--trial", "2", "--output", str(tmp_path / "two.yaml")) == 0
+    assert run(study, "--as", "schedule", "--trial", "2", "--output", str(tmp_path / "two.yaml")) == 0
     assert "# trial 2: inference compute saved 90.0 %" in (tmp_path / "two.yaml").read_text()
-    assert run(study, "--format", "schedule", "--allowed-drop", "0.03") == 0
+    assert run(study, "--as", "schedule", "--allowed-drop", "0.03") == 0
     assert "# Take the settings of trial 2: saves 90.0 % of the inference compute" in capsys.readouterr().out

@@ -120,6 +120,6 @@ def test_validations_are_reported_as_the_accuracy_of_the_search(
     monkeypatch.setenv("TUNE_CAC_METRIC", "val_loss")
     monitor = ModelCheckpoint(tmp_path, monitor="val_acc", mode="max")
     with pytest.raises(
-        UserError, match="compares by val_loss, .* val_acc: search with --metric val_acc --direction max"
+        UserError, match=r"compares by val_loss, .* val_acc: search with --metric val_acc --direction max"
     ):
         fitted(tmp_path, GradientSkipCallback(STOP), monitor)

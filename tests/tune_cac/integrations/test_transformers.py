@@ -137,7 +137,7 @@ def test_evaluations_are_reported_by_the_metric_of_the_search(
     assert found[2]["gradskip"]["longest_iteration"] == 16
     monkeypatch.delenv("TUNE_CAC_METRIC")
     other = trainer_of(bert, tmp_path, GradientSkipCallback(STOP), metric_for_best_model="f1")
-    with pytest.raises(UserError, match="compares by accuracy, and .* f1, val_loss: search with --metric f1 --direc"):
+    with pytest.raises(UserError, match=r"compares by accuracy, and .* f1, val_loss: search with --metric f1 --direc"):
         other.train()
 
 
