@@ -54,7 +54,8 @@ def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
 
 
 def draw_all(page: Page) -> None:
-    """Come to every plot, as a reader who scrolls."""
+    """Come to every plot, as a reader who unfolds everything and scrolls."""
+    page.evaluate("document.querySelectorAll('details').forEach(element => { element.open = true; })")
     for plot in page.locator(".plot").all():
         plot.scroll_into_view_if_needed()
     page.wait_for_function("() => document.querySelectorAll('.plot:not([data-drawn])').length === 0")
@@ -70,6 +71,16 @@ def test_every_plot_is_drawn_when_it_comes_into_view_and_not_before(open_page: O
         "[...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace, .bars, .point')).map(p => p.id)"
     )
     assert empty == []
+
+
+def test_a_link_unfolds_its_section(open_page: Open) -> None:
+    page = open_page()
+    table = page.locator("#trials .scroll")
+    assert not table.is_visible()
+    page.get_by_role("navigation").get_by_role("link", name="Ranking").click()
+    table.wait_for(state="visible")
+    assert page.locator("#stops details[open]").count() == 0
+    assert page.locator("#plot-pareto").evaluate("e => e.getBoundingClientRect().top + scrollY") < 900
 
 
 def test_all_by_keyboard(open_page: Open) -> None:

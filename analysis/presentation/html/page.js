@@ -18,6 +18,12 @@
     byId("copied").textContent = said;
   });
 
+  // --- folded sections -----------------------------------------------------------------------------------------
+
+  const unfold = () => document.querySelector(`${location.hash || "main"} > details`)?.setAttribute("open", "");
+  window.addEventListener("hashchange", unfold);
+  unfold();
+
   // --- plots ---------------------------------------------------------------------------------------------------
 
   const figures = read("figures");
@@ -84,14 +90,18 @@
     drawn.add(element);
   }
 
-  let loaded = false;
-  function loadPlotly() {
-    if (loaded) return;
-    loaded = true;
-    const script = document.createElement("script");
-    script.textContent = byId("plotly").textContent;
-    document.body.append(script);
+  let plotly = "";
+  async function unpack() {
+    const packed = Uint8Array.from(atob(byId("plotly").textContent), (letter) => letter.charCodeAt(0));
+    plotly = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
     byId("plotly").remove();
+  }
+
+  function loadPlotly() {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = plotly;
+    document.body.append(script);
   }
 
   const plots = [...document.querySelectorAll(".plot")];
@@ -111,8 +121,11 @@
   window.addEventListener("resize", () => {
     if (narrow() !== wasNarrow) { wasNarrow = narrow(); drawn.forEach(draw); }
   });
-  window.addEventListener("beforeprint", () => plots.forEach(see));
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((element) => { element.open = true; });
+    if (plotly) plots.forEach(see);
+  });
   // After the first picture of the page is on the screen and the whole file is read.
-  const start = () => requestAnimationFrame(() => setTimeout(begin, 0));
+  const start = () => requestAnimationFrame(() => setTimeout(() => unpack().then(begin), 0));
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start); else start();
 })();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -127,9 +128,9 @@ def first_sentence(text: str) -> tuple[str, str]:
 def _sections(data: ReportData, figures: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
     """Return anchor, heading and HTML of all sections that are not empty, in the order of the page."""
     made = [
-        ("settings", "Settings to use", _settings(data)),
         ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
          _pictures(figures, "pareto") + _controls(data)),
+        ("settings", "Settings to use", _settings(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
         ("sparsity", "What is zero", _sparsity(data)),
         ("stops", "When layers stopped", _stops(data, figures)),
@@ -180,8 +181,8 @@ def _controls(data: ReportData) -> str:
 def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
     if data.confirmation is None or len(data.confirmation) == 0:
         return _paragraph(
-            "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
-            "with python -m tune_cac confirm STUDY.",
+            "Nothing is confirmed: the best settings are retrained, beside the baseline, on seeds that the search never saw "
+            "by python -m tune_cac confirm STUDY.",
             "none",
         )
     cells = confirmation_table(data.confirmation, data.saved_words, data.allowed, data.quality)
@@ -284,16 +285,22 @@ def _environment(data: ReportData) -> str:
     return found or _paragraph("Nothing is known of where this ran.", "none")
 
 
+#: Sections that are not folded: the picture, and the settings.
+OPEN = 2
+
+
+def _section(name: str, title: str, inner: str, *, folded: bool) -> str:
+    heading = f'<h2 id="{name}-title">{escape(title)}</h2>'
+    shown = f"<details><summary>{heading}</summary>{inner}</details>" if folded else f"{heading}{inner}"
+    return f'<section id="{name}" aria-labelledby="{name}-title">{shown}</section>'
+
+
 def report_html(data: ReportData) -> str:
     """Return a study's whole report as HTML; UserError if plotly is not installed."""
     figures = report_figures(data)
     parts = _sections(data, figures)
     links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in parts)
-    body = "".join(
-        f'<section id="{name}" aria-labelledby="{name}-title">'
-        f'<h2 id="{name}-title">{escape(title)}</h2>{inner}</section>'
-        for name, title, inner in parts
-    )
+    body = "".join(_section(*part, folded=place >= OPEN) for place, part in enumerate(parts))
     measured = "Accuracies are" if data.quality.is_accuracy else f"Values of {data.quality.name} are"
     return _page(
         f"{data.info.space} on {data.info.workload}: {data.headline}",
@@ -316,7 +323,7 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> st
     """Return a page as HTML, given its title, the HTML of its body, a note for its footer, and its plots by name.
 
     The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
-    nothing. Plotly is embedded as text and runs only after the page has been shown.
+    nothing. Plotly is embedded compressed and runs only after the page has been shown.
     """
     plotly, script = _plotly(), _asset("page.js")
     hashes = " ".join(
@@ -351,7 +358,7 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> st
 <script type="application/json" id="figures">{_json({n: f.to_dict() for n, f in figures.items()})}</script>
 <script type="application/json" id="colours">{_json(colours)}</script>
 <script>{script}</script>
-<script type="text/plain" id="plotly">{plotly}</script>
+<script type="text/plain" id="plotly">{_packed_plotly()}</script>
 </body>
 </html>
 """
@@ -375,7 +382,9 @@ def _plotly() -> str:
     except ImportError:
         raise UserError("the report's plots need plotly, which is not installed: pip install plotly") from None
     # Hint for V8 to compile all functions at once instead of each twice: 10 % less CPU time until the first plot.
-    text = "//# allFunctionsCalledOnLoad\n" + str(get_plotlyjs())
-    # Only these texts could end the script element or hide its end. In JavaScript they occur only in strings and
-    # regular expressions, where the backslash changes nothing.
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return "//# allFunctionsCalledOnLoad\n" + str(get_plotlyjs())
+
+
+@cache
+def _packed_plotly() -> str:
+    return base64.b64encode(gzip.compress(_plotly().encode(), mtime=0)).decode()
