@@ -219,6 +219,12 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     return line + "."
 
 
+def counts_line(info: StudyInfo, trials: pd.DataFrame) -> str:
+    """Return a study's length and seed, and how many trials ended how."""
+    counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
+    return f"{info.length_text}, seed {info.seed}; trials: {counts}."
+
+
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
                     allowed_drop: float | str, *,
                     confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
@@ -235,12 +241,11 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         line=line,
         why_little=info.why_little,
     )
-    counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
     parts = [
         f"# {info.space} on {info.workload}",
         said,
         search_cost_line(search_cost(trials)),
-        f"{info.length_text}, seed {info.seed}; trials: {counts}.",
+        counts_line(info, trials),
     ]
     if info.hold:
         held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())

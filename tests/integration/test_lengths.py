@@ -70,7 +70,7 @@ def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
     best = chosen(study)
     assert best["epochs"] < EPOCHS
     assert f"\nTrain {best['epochs']} of {EPOCHS} epochs" in (study.parents[1] / "out.txt").read_text()
-    assert f"EPOCHS={best['epochs']}" in (study.parents[1] / "out.txt").read_text()
+    assert f"{best['epochs']} ep, " in (study.parents[1] / "out.txt").read_text()
     sourced = subprocess.run(
         ["sh", "-c", f". {study}/best.env; echo ${EPOCHS_VARIABLE}"], capture_output=True, text=True, check=True
     )

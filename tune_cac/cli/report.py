@@ -31,7 +31,7 @@ _Found = TypeVar("_Found")
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
     from analysis.presentation.html import report_html
-    from analysis.presentation.markdown_report import report_markdown
+    from analysis.presentation.markdown_report import counts_line, report_markdown
     from tune_cac.cli.console import write_asked
     from tune_cac.study.study_result import answer
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if len(found.ranking):
             print(found.table(get_terminal_size().columns), end="\n\n")
-        print(found.headline, found.cost_line, sep="\n")
+        print(found.headline, found.cost_line, counts_line(info, found.trials), sep="\n")
     say(f"Page: {page}")
     return 0 if len(found.ranking) else 1
 

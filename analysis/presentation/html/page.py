@@ -118,8 +118,8 @@ def _header(data: ReportData) -> str:
 def first_sentence(text: str) -> tuple[str, str]:
     """Split a text into its first sentence and the rest.
 
-    >>> first_sentence("Freeze all up to a.b: saves 3.1 %, 0.50 points allowed. That is not certain. So be it.")
-    ('Freeze all up to a.b: saves 3.1 %, 0.50 points allowed.', 'That is not certain. So be it.')
+    >>> first_sentence("Freeze all up to a.b: saves 3.1 %, 0.50 points allowed. That is so. So be it.")
+    ('Freeze all up to a.b: saves 3.1 %, 0.50 points allowed.', 'That is so. So be it.')
     """
     first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
     return first, "".join(others)
@@ -181,8 +181,8 @@ def _controls(data: ReportData) -> str:
 def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
     if data.confirmation is None or len(data.confirmation) == 0:
         return _paragraph(
-            "Nothing is confirmed: the best settings are retrained, beside the baseline, on seeds that the search never saw "
-            "by python -m tune_cac confirm STUDY.",
+            "Nothing is confirmed: python -m tune_cac confirm STUDY retrains the best settings, beside the "
+            "baseline, on seeds that the search never saw.",
             "none",
         )
     cells = confirmation_table(data.confirmation, data.saved_words, data.allowed, data.quality)

@@ -76,7 +76,7 @@ trial --set CAC_VAR_START_THR=1.2
 trial --set CAC_STOP_LAYER_NUM=1,2 --set CAC_STOP_LAYER_ITR=5
     CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must have one entry for each stop, got 2 layers ('1,2') and 1 iterations
 trial --set CAC_STOP_LAYER_NUM=20 --set CAC_STOP_LAYER_ITR=5
-    CAC_STOP_LAYER_NUM must be at most 19 (this model has 20 parameters, numbered from 0), got 20
+    CAC_STOP_LAYER_NUM must be at most 19 (this optimizer has 20 parameters, numbered from 0), got 20
 trial --method none --set CAC_VAR_SAMPLES=2
     --set and --schedule need a method that heeds them, got --method none
 trial --method compression
@@ -196,7 +196,11 @@ def test_the_console_script_is_the_module() -> None:
     ("arguments", "line"),
     [
         (["search", "--trials", "abc"], "tune_cac search: error: --trials must be an integer, got 'abc'; "),
-        (["report", "nothing", "--top", "0"], "tune_cac report: error: --top must be an integer >= 1, got 0; "),
+        (["confirm", "nothing", "--top", "x"], "tune_cac confirm: error: --top must be an integer, got 'x'; "),
+        (
+            ["report", "nothing", "--top", "3"],
+            "tune_cac report: error: option --top is gone: report NAME --all prints ",
+        ),
         (["search", "--spaces", "x"], "tune_cac search: error: unknown option '--spaces': did you mean --space?; "),
         (["search", "--space"], "tune_cac search: error: --space needs a value; "),
         (
