@@ -374,7 +374,9 @@ class ScriptRun:
             pending, last = self._row(report, count), report
         if (code := self._process.returncode) != 0:
             how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-            raise ScriptFailed(f"the script {how}{self._tail()}")
+            said = self._tail()
+            hint = "; tune_cac shim DIR lets it import ours" if "No module named 'cac'" in said else ""
+            raise ScriptFailed(f"the script {how}{said}{hint}")
         if pending is None and evaluations and _steps_of(evaluations[-1]) != 0:
             pending = self._row(evaluations[-1], 1)  # which says what it lacks
         if pending is None:

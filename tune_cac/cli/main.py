@@ -22,6 +22,7 @@ from tune_cac.cli import (
     schedule,
     search,
     sensitivity,
+    shim,
     spaces,
     studies,
     submit,
@@ -36,7 +37,7 @@ from tune_cac.messages import close_unread, say, warnings_as_messages
 #: Commands in the order in which help lists them.
 COMMANDS = (
     search, trial, confirm, report, export, studies, tree, replay, spaces, doctor, schedule, sensitivity, workloads,
-    submit,
+    submit, shim,
 )  # fmt: skip
 
 

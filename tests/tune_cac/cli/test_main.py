@@ -113,6 +113,110 @@ def test_wrong_arguments(arguments: str, message: str, refused: Callable[..., st
     assert refused(*shlex.split(arguments)).startswith(message)
 
 
+#: More of what people type, several lines a command.
+WRONG = r"""
+best
+plot x
+list
+search --spce auto_thresholds
+search --epochs -1
+search --epochs three
+search --seed x
+search --seeds 17
+search --trials
+search --allowed-drop half
+search --allowed-drop -0.1
+search --metric
+search --direction up
+search --sampler grid2
+search --lengths 2
+search --lengths a,b
+search --time-budget soon
+search --cost-budget -3
+search --device tpu
+search --concurrency 0
+search --gpus-per-trial -1
+search --checkpoint-budget much
+search --workload images
+search --workload images --data nowhere --model resnet18
+search --workload no.such.module:make
+search --workload my_module
+search --script
+search --script 'python {nothing}.py'
+search --schedule none.yaml --space schedule
+search --space none.yaml
+search --space auto_thresholds+auto_thresholds
+search --study none.yaml
+search --resume
+search more words
+trial --epochs 0
+trial --set
+trial --workload digits --option
+trial --schedule none.yaml
+trial --method gradskp
+trial --save /nowhere/at/all.pt --epochs x
+trial --device gpu
+confirm
+confirm nothing
+confirm nothing --seeds 1
+confirm nothing --top none
+report
+report nothing
+report nothing --al
+report nothing --output
+export
+export nothing
+export nothing --as torch
+export nothing --trial one
+studies
+studies list
+studies delete
+studies delete nothing
+tree
+tree nothing
+tree nothing --depth x
+replay
+replay nothing
+replay nothing --set CAC_VAR_START_THR
+spaces auto_treshold
+spaces auto_thresholds more
+spaces --epochs 0
+doctor --workload digit
+doctor --script
+doctor --epochs x
+schedule
+schedule check
+schedule look none.yaml
+sensitivity --workload digit
+sensitivity --checkpoint none.pt
+sensitivity --set CAC_VAR_START_THR
+shim
+shim nowhere
+shim a b
+workloads digits
+workloads --all
+workloads --debug more
+submit report
+submit --address
+submit --pip
+"""
+
+
+@pytest.mark.parametrize("line", WRONG.strip().splitlines())
+def test_what_people_type_wrongly_is_one_line(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = main(shlex.split(line))
+    except SystemExit as ended:  # of the parser
+        code = ended.code
+    out, said = capsys.readouterr()
+    assert (code, out, said.count("\n")) == (2, "", 1), said
+    assert said.startswith("tune_cac")
+    assert len(said) < 400
+
+
 @pytest.mark.parametrize(
     ("held", "given", "message"),
     [
