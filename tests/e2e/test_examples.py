@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from image_files import write_folder
 from tiny_bert import save_tiny_bert, sentences, write_sentences
+
+import analysis
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -207,6 +210,28 @@ def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None
     moved = [float((a - b).detach().abs().max()) for a, b in pairs]
     one_step = 1.02 * 5e-5  # of AdamW, with its weight decay
     assert max(moved[:21]) < one_step < min(moved[-4:-2])  # the pooler's; a new head begins elsewhere
+
+
+@pytest.mark.slow
+def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path) -> None:
+    """LoRA on a narrow BERT: what the search trained was counted, evaluated on both splits, and stopped by name."""
+    source = save_tiny_bert(tmp_path / "model")
+    data = write_sentences(tmp_path / "texts", train=64, validation=32, test=32)
+    script = f"{sys.executable} {example('trainer.py')} {source} {data} --lora 2 --epochs 2 --lr 0.01"
+    assert "search --space manual_layers --script 'python trainer.py MiniLM texts --lora 8'" in documentation(
+        "trainer.py"
+    )
+    run(
+        tmp_path, sys.executable, "-m", "tune_cac", "search", "--space", "manual_layers", "--script", script,
+        "--trials", "2", "--seeds", "1", "--no-controls", "--name", "s",
+    )  # fmt: skip
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert trials["status"].tolist() == ["completed"] * 2
+    assert trials["step"].tolist() == [4, 4]
+    assert (trials["accuracy"] * 32 % 1 == 0).all()
+    assert (trials["test_accuracy"] * 32 % 1 == 0).all()
+    assert trials["compute_saved"][1] > 0
+    assert "lora_" in json.loads(trials["stop_events"][1])[-1]["name"]
 
 
 def test_every_example_is_run_and_says_what_it_is() -> None:
