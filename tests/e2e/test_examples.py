@@ -217,10 +217,9 @@ def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path)
     """LoRA on a narrow BERT: what the search trained was counted, evaluated on both splits, and stopped by name."""
     source = save_tiny_bert(tmp_path / "model")
     data = write_sentences(tmp_path / "texts", train=64, validation=32, test=32)
-    script = f"{sys.executable} {example('trainer.py')} {source} {data} --lora 2 --epochs 2 --lr 0.01"
-    assert "search --space manual_layers --script 'python trainer.py MiniLM texts --lora 8'" in documentation(
-        "trainer.py"
-    )
+    program = example("trainer.py")
+    script = f"{sys.executable} {program} {source} {data} --lora 2 --epochs 2 --lr 0.01"
+    assert "--space manual_layers --script 'python trainer.py MiniLM texts --lora 8'" in documentation("trainer.py")
     run(
         tmp_path, sys.executable, "-m", "tune_cac", "search", "--space", "manual_layers", "--script", script,
         "--trials", "2", "--seeds", "1", "--no-controls", "--name", "s",
