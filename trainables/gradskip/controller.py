@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -246,6 +247,15 @@ class GradientSkip(SkippingStep):
         self._load(state)
         self._tell_of_change(before)
         self.refresh()
+
+    def state_bytes(self) -> bytes:
+        """Return the state as one value, for `torch.distributed.checkpoint`, which loads only keys that are there."""
+        torch.save(self.state_dict(), buffer := io.BytesIO())
+        return buffer.getvalue()
+
+    def load_state_bytes(self, state: bytes) -> None:
+        """Continue from `state_bytes`; UserError as `load_state_dict`."""
+        self.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))
 
     def _check_state(self, state: dict[str, Any]) -> None:
         if "reasons" not in state.get("stops", ()):
