@@ -82,7 +82,7 @@ TRIED = {
         'with TrainingRun(TrialConfig(method="none", epochs=1)) as run: print(run.train_epoch()["cpu_time_s"])\'',
         r"\d\.\d",
     ),
-    "Add an option of a search": ("-m tune_cac search --help", r"--top TOP +rows of the ranked table"),
+    "Add an option of a search": ("-m tune_cac search --help", r"--width WIDTH +characters of the ranked"),
     "Add a pruner": ("-m tune_cac trial --epochs 2 --schedule small.yaml", r"sparsity [1-9]\d\.\d %"),
     "Add a workload": ("-m tune_cac trial --workload stripes", r"validation accuracy (0\.9\d+|1\.0000)"),
 }

@@ -41,7 +41,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> None:
     dcp.load(rule, checkpoint_id=folder)
     skip: Any = optimizer.gradskip  # type: ignore[attr-defined]
     skip.load_state_bytes(rule["gradskip"])
-    found = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    found: dict[str, Any] = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(found, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
     skip.load_state_bytes(rule["gradskip"])  # torch takes a step to make the optimizer's state
