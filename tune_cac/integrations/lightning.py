@@ -10,11 +10,35 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from trainables.errors import UserError
 from trainables.gradskip.settings import Settings
 from tune_cac.integrations.trainer_skip import TrainerSkip
+
+
+def _network_of(module: nn.Module, optimizer: Optimizer) -> nn.Module:
+    """Return the smallest module that has all parameters of an optimizer: Lightning does not call its own as a module.
+
+    Hooks see the inputs of a module that is called, which `ModuleList` and `ModuleDict` are not.
+    """
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for child in module.children():
+        is_called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if is_called and wanted <= {id(parameter) for parameter in child.parameters()}:
+            return _network_of(child, optimizer) if isinstance(child, LightningModule) else child
+    return module
+
+
+def _measured(trainer: Trainer, *, test: bool) -> dict[str, float]:
+    """Return the metrics of the trainer, of the test split or of all others, by name."""
+    return {
+        name: float(value)
+        for name, value in trainer.callback_metrics.items()
+        if name.startswith(("test_", "test/")) == test and name not in ("step", "epoch")
+    }
 
 
 class GradientSkipCallback(Callback):
@@ -53,12 +77,26 @@ class GradientSkipCallback(Callback):
             raise UserError(
                 "the strategy must be ddp_find_unused_parameters_true, got ddp, which waits for gradients of what stops"
             )
-        total = trainer.estimated_stepping_batches
+        optimizer, total = trainer.optimizers[0], trainer.estimated_stepping_batches
         self._skip.begin(
-            trainer.optimizers[0], pl_module, steps=trainer.global_step,
+            optimizer, _network_of(pl_module, optimizer), steps=trainer.global_step if trainer.ckpt_path else 0,
             total_steps=int(total) if total != float("inf") else None,
         )  # fmt: skip
         self._stops = 0
+        rule = self._skip.gradskip.settings.mode if self._skip.gradskip is not None else ""
+        if pl_module.automatic_optimization and rule in ("grades", "gradient_norm"):
+            raise UserError(
+                f"CAC_RULE={rule} sees gradients before the step, which Lightning's automatic optimization takes with "
+                "a closure: set automatic_optimization = False, or take another rule"
+            )
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Report what was validated since the last step."""
+        self._skip.flush()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the last validation, and whether the training ended early."""
+        self._skip.end(early=trainer.global_step < trainer.estimated_stepping_batches < float("inf"))
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Log a stop."""
@@ -80,13 +118,9 @@ class GradientSkipCallback(Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         monitors = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint) and one.monitor]
-        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         chosen, direction = (monitors[0].monitor, monitors[0].mode) if monitors else (None, "max")
-        self._skip.report(
-            {name: value for name, value in found.items() if not name.startswith("test_")}, chosen, direction
-        )
+        self._skip.take(_measured(trainer, test=False), chosen, direction)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the test split to the search."""
-        found = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test_")}
-        self._skip.report(found, None, "max")
+        self._skip.take(_measured(trainer, test=True))

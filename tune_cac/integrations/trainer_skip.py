@@ -17,8 +17,9 @@ from trainables.gradskip.script_counting.trace_file import METRIC_VARIABLE, TRIA
 from trainables.gradskip.settings import Settings
 from trainables.script.report_lines import report
 
-#: Names that trainers give to an accuracy, which a search knows as ``accuracy``.
-_ACCURACIES = ("accuracy", "acc", "val_accuracy", "val_acc")
+#: Names that trainers give to an accuracy of validation, which a search knows as ``accuracy``; the last ones may be of
+#: training.
+_ACCURACIES = ("val_accuracy", "val_acc", "val/accuracy", "val/acc", "accuracy", "acc")
 
 
 def innermost(optimizer: Any) -> Optimizer:
@@ -43,13 +44,17 @@ class TrainerSkip:
     def __init__(self, settings: Settings | None) -> None:
         self._settings = settings
         self.gradskip: GradientSkip | None = None  # of the latest training
+        self._first_state: dict[str, Any] = {}  # of the optimizer of that
+        self._found: dict[str, float] = {}  # metrics that are not reported yet
         self._reported: dict[str, float] = {}
+        self._hint = ""  # how to search by a metric that is there
+        self._trains = False
 
     def begin(self, optimizer: Any, model: nn.Module, *, steps: int, total_steps: int | None) -> None:
         """Attach Gradient-Skip to a training that has taken some steps; UserError if they were taken without it."""
         own = innermost(optimizer)
         saved = own.param_groups[0].pop(STATE_KEY, None)
-        if not hasattr(own, STATE_KEY):
+        if is_new := not hasattr(own, STATE_KEY):
             wrap(own, self._settings, model=model, total_steps=total_steps)
             own.register_state_dict_post_hook(_state_in_group)
             if getattr(optimizer, "scaler", None) is not None:  # accelerate's, which has taken the step off already
@@ -59,12 +64,16 @@ class TrainerSkip:
             skip.step_record = start(skip, model)
         if saved is not None:
             skip.load_state_dict(saved)
-        elif steps > skip.iteration and skip.settings.mode != "off":
+        elif steps and skip.settings.mode != "off":
             raise UserError(
                 f"the checkpoint must have the state of Gradient-Skip, which was not there in its {steps} steps: begin "
                 "anew without the checkpoint, or go on without the callback"
             )
-        self.gradskip, self._reported = skip, {}
+        elif is_new:
+            self._first_state = skip.state_dict()
+        else:  # another training with the same optimizer
+            skip.load_state_dict(self._first_state)
+        self.gradskip, self._found, self._reported, self._trains = skip, {}, {}, True
 
     def logged(self) -> dict[str, float]:
         """Return the shares of weights that have stopped and of compute that was saved, by name."""
@@ -76,39 +85,58 @@ class TrainerSkip:
         spared = counted["dense_backward_flops"] - counted["backward_flops"]
         return {"stopped_share": stopped / sum(sizes), "compute_saved": spared / max(counted["dense_flops"], 1)}
 
-    def report(self, metrics: Mapping[str, float], chosen_by: str | None, direction: str) -> None:
-        """Report metrics of an evaluation to the search, if one runs this script.
+    def take(self, metrics: Mapping[str, float], chosen_by: str | None = None, direction: str = "max") -> None:
+        """Take the metrics of an evaluation, which `flush` reports: there may be several, one a data set.
 
         Args:
-            metrics: of the validation split by name, or of the test split by names that begin with ``test_``.
+            metrics: of the validation split by name, or of the test split by names that begin with ``test``.
             chosen_by: the metric that the trainer chooses checkpoints by, if any.
             direction: ``max`` or ``min``, of that one.
-
-        Raises:
-            UserError: if the metric of the search is not among them.
         """
         if not os.environ.get(TRIAL_FOLDER) or self.gradskip is None or not metrics:
             return
         wanted = os.environ.get(METRIC_VARIABLE, "accuracy")
-        if all(name.startswith("test_") for name in metrics):
-            metrics = {**self._reported, **{_test_name(name, wanted): value for name, value in metrics.items()}}
-        elif wanted not in metrics:
-            found = next((name for name in _ACCURACIES if name in metrics), None) if wanted == "accuracy" else None
-            if found is None:
-                name = chosen_by if chosen_by in metrics else next(iter(metrics))
-                raise UserError(
-                    f"the search compares by {wanted}, and an evaluation has {', '.join(sorted(metrics))}: search with "
-                    f"--metric {name} --direction {direction}"
-                )
-            metrics = {**metrics, wanted: metrics[found]}
-        self._reported = dict(metrics)
-        report(**self._reported)
+        if all(name.startswith("test") for name in metrics):
+            self._found = {**self._reported, **{_test_name(name, wanted): value for name, value in metrics.items()}}
+        else:
+            self._found |= metrics
+            if wanted == "accuracy" and (name := next((one for one in _ACCURACIES if one in self._found), None)):
+                self._found[wanted] = self._found[name]
+            others = [name for name in self._found if not name.startswith("train")]
+            known = chosen_by in self._found
+            self._hint = f"--metric {chosen_by} --direction {direction}" if known else f"--metric {others[0]}"
+        if not self._trains:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what was evaluated to the search; UserError if its metric is not among that."""
+        if not self._found:
+            return
+        wanted = os.environ.get(METRIC_VARIABLE, "accuracy")
+        if wanted not in self._found:
+            raise UserError(
+                f"the search compares by {wanted}, and an evaluation has {', '.join(sorted(self._found))}: search with "
+                f"{self._hint}"
+            )
+        report(**self._found)
+        self._reported, self._found = self._found, {}
+
+    def end(self, *, early: bool, best: Mapping[str, float] | None = None) -> None:
+        """Report the last evaluation, that a training ended early, and the metrics of the weights that it ends with.
+
+        ``best`` are those where they are not the last ones.
+        """
+        self.flush()
+        self._trains = False
+        if self._reported and (early or best):
+            self._found = self._reported | ({"early_stopped": True} if early else {})
+            self.take(best or self._found)
 
 
 def _test_name(name: str, wanted: str) -> str:
     """Return the name under which a search expects a metric of the test split."""
     alike = {wanted, wanted.removeprefix("val_"), *(_ACCURACIES if wanted == "accuracy" else ())}
-    return f"test_{wanted}" if name.removeprefix("test_") in alike else name
+    return f"test_{wanted}" if name[len("test_") :] in alike else name
 
 
 def _state_in_group(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

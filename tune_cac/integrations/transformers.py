@@ -20,6 +20,15 @@ from tune_cac.integrations.trainer_skip import TrainerSkip
 _SPEEDS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 
 
+def _measured(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return what an evaluation measured of the model, by its name in a report."""
+    return {
+        ("val_loss" if name == "eval_loss" else name.removeprefix("eval_")): value
+        for name, value in metrics.items()
+        if name.startswith(("eval_", "test_")) and not name.endswith(_SPEEDS) and isinstance(value, int | float)
+    }
+
+
 class GradientSkipCallback(TrainerCallback):
     """Stop layers of a training, and log, save and restore what has stopped.
 
@@ -47,9 +56,11 @@ class GradientSkipCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:  # fmt: skip
         """Attach to the optimizer."""
-        if args.world_size > 1 and args.ddp_find_unused_parameters is False:
+        again = any(getattr(args, name, False) for name in ("activation_checkpointing", "gradient_checkpointing"))
+        looks = args.ddp_find_unused_parameters
+        if args.world_size > 1 and (looks is False or (looks is None and again)):
             raise UserError(
-                "ddp_find_unused_parameters must be True, got False: DDP waits for gradients of stopped layers"
+                f"ddp_find_unused_parameters must be True, got {looks}: DDP waits for gradients of stopped layers"
             )
         self._skip.begin(optimizer, model, steps=state.global_step, total_steps=state.max_steps)
         # Loggers are called in order, and those of the trainer come before the user's callbacks; they are to see what
@@ -58,6 +69,21 @@ class GradientSkipCallback(TrainerCallback):
         handler = None if frame is None or frame.f_back is None else frame.f_back.f_locals.get("self")
         if isinstance(handler, CallbackHandler):
             handler.callbacks = [self, *(one for one in handler.callbacks if one is not self)]
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Report what was evaluated since the last step."""
+        self._skip.flush()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Report the last evaluation, and once more that of the model which is kept, if it is another one."""
+        kept = getattr(state, "best_global_step", None) if args.load_best_model_at_end else None
+        found = [log for log in state.log_history if kept and kept < state.global_step and log["step"] == kept]
+        best = {name: value for log in found for name, value in _measured(log).items()}
+        self._skip.end(early=state.global_step < state.max_steps, best=best)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict[str, Any],
@@ -73,14 +99,9 @@ class GradientSkipCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:  # fmt: skip
         """Report an evaluation to the search; the test split is one with ``metric_key_prefix="test"``."""
-        found = {
-            ("val_loss" if name == "eval_loss" else name.removeprefix("eval_")): value
-            for name, value in metrics.items()
-            if name.startswith(("eval_", "test_")) and not name.endswith(_SPEEDS) and isinstance(value, int | float)
-        }
         chosen = (args.metric_for_best_model or "").removeprefix("eval_")
         smaller = args.greater_is_better is False or (args.greater_is_better is None and chosen in ("", "loss"))
-        self._skip.report(found, "val_loss" if chosen == "loss" else chosen, "min" if smaller else "max")
+        self._skip.take(_measured(metrics), "val_loss" if chosen == "loss" else chosen, "min" if smaller else "max")
 
     def on_predict(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, metrics: dict[str, Any],

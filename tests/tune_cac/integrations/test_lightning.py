@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainables.errors import UserError
 from trainables.gradskip import Settings, wrap
+from trainables.gradskip.script_counting import process_record
 from trainables.gradskip.script_counting.process_record import totals_of
 from trainables.script.report_lines import REPORTS_FILE
 
 lightning = pytest.importorskip("lightning.pytorch")
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from tune_cac.integrations.lightning import GradientSkipCallback  # noqa: E402
@@ -35,6 +36,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[name-defined,misc]
         self.automatic_optimization = optimizers == 1
 
     def training_step(self, batch: Any, *_: Any) -> Any:
+        self.log("acc", 0.999, on_epoch=True)  # of training
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, *_: Any) -> None:
@@ -74,7 +76,7 @@ def test_it_trains_as_a_wrapped_optimizer_does_and_the_logger_sees_what_stopped(
     by_hand = fitted(tmp_path / "hand", module=Classifier(STOP))
     assert all(map(torch.equal, weights(ours), weights(by_hand)))
     [event] = callback.gradskip.events
-    assert (event.iteration, event.name) == (4, "net.0.bias")
+    assert (event.iteration, event.name) == (4, "0.bias")  # of the network within the module
     [file] = (tmp_path / "ours").rglob("metrics.csv")
     header, *lines = [line.split(",") for line in file.read_text().splitlines()]
     column = header.index("train/stopped_share")
@@ -117,9 +119,29 @@ def test_validations_are_reported_as_the_accuracy_of_the_search(
     assert [line["val_acc"] == line["accuracy"] for line in found] == [True] * 4  # three epochs, and the test split
     assert found[-1]["accuracy"] == found[-2]["accuracy"] == last
     assert found[-1]["test_accuracy"] == tested
+    (tmp_path / REPORTS_FILE).write_text("")
+    fitted(tmp_path, GradientSkipCallback(STOP), EarlyStopping("val_acc", patience=1, min_delta=2.0, mode="max"))
+    found = [json.loads(line) for line in (tmp_path / REPORTS_FILE).read_text().splitlines()]
+    assert [line.get("early_stopped") for line in found] == [None, None, True]
     monkeypatch.setenv("TUNE_CAC_METRIC", "val_loss")
     monitor = ModelCheckpoint(tmp_path, monitor="val_acc", mode="max")
     with pytest.raises(
         UserError, match=r"compares by val_loss, .* val_acc: search with --metric val_acc --direction max"
     ):
         fitted(tmp_path, GradientSkipCallback(STOP), monitor)
+
+
+def test_the_sizes_of_batches_and_a_rule_that_looks_at_inputs_see_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning calls the module's training_step, and that the network."""
+    monkeypatch.setattr(process_record, "_PROCESS", process_record.ProcessRecord())
+    rule = Settings(rule="plasticity", rule_start_itr=2, rule_interval=2, watch=("linear",))
+    callback = GradientSkipCallback(rule)
+    fitted(tmp_path, callback)
+    counted = totals_of(callback.gradskip.step_record.stretches)
+    assert counted["dense_flops"] == 12 * 6 * 2 * (3 * (48 + 64 + 16) - 48)
+    [sizes] = {size for stretch in callback.gradskip.step_record.stretches for size in stretch.counts}
+    assert sizes == (1, 36, 6 * 36)
+    with pytest.raises(UserError, match="CAC_RULE=grades sees gradients before the step"):
+        fitted(tmp_path, GradientSkipCallback(Settings(rule="grades", watch=("linear",))))

@@ -72,6 +72,19 @@ class Logger(TrainerCallback):  # type: ignore[misc]
         self.logs.append(dict(logs))
 
 
+def reports(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / REPORTS_FILE).read_text().splitlines()]
+
+
+@pytest.fixture
+def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As a search by f1 runs a script."""
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", str(tmp_path))
+    monkeypatch.setenv("TUNE_CAC_METRIC", "f1")
+    (tmp_path / REPORTS_FILE).touch()
+    return tmp_path
+
+
 def test_it_trains_as_a_wrapped_optimizer_does_and_loggers_see_what_stopped(bert: str, tmp_path: Path) -> None:
     logger, callback = Logger(), GradientSkipCallback(STOP)
     trainer = trainer_of(bert, tmp_path / "ours", logger, callback)
@@ -121,24 +134,52 @@ def test_deepspeed_is_refused() -> None:
 
 
 def test_evaluations_are_reported_by_the_metric_of_the_search(
-    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: str, searched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", str(tmp_path))
-    monkeypatch.setenv("TUNE_CAC_METRIC", "f1")
-    (tmp_path / REPORTS_FILE).touch()
-    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
+    trainer = trainer_of(bert, searched, GradientSkipCallback(STOP))
     trainer.train()
     trainer.predict(rows(bert, 32, 2))
-    found = [json.loads(line) for line in (tmp_path / REPORTS_FILE).read_text().splitlines()]
+    found = reports(searched)
     history = [log for log in trainer.state.log_history if "eval_f1" in log]
     assert [line["f1"] for line in found] == [*(log["eval_f1"] for log in history), history[-1]["eval_f1"]]
     assert [line["val_loss"] for line in found[:2]] == [log["eval_loss"] for log in history]
     assert "test_f1" in found[2]
     assert found[2]["gradskip"]["longest_iteration"] == 16
     monkeypatch.delenv("TUNE_CAC_METRIC")
-    other = trainer_of(bert, tmp_path, GradientSkipCallback(STOP), metric_for_best_model="f1")
+    other = trainer_of(bert, searched, GradientSkipCallback(STOP), metric_for_best_model="f1")
     with pytest.raises(UserError, match=r"compares by accuracy, and .* f1, val_loss: search with --metric f1 --direc"):
         other.train()
+
+
+def test_an_early_end_is_reported_with_the_weights_that_are_kept(bert: str, searched: Path) -> None:
+    """Nothing is better by 10 than the first of 6 evaluations, so the third one ends the training."""
+    trainer = trainer_of(
+        bert, searched, GradientSkipCallback(STOP), transformers.EarlyStoppingCallback(2, 10.0), num_train_epochs=6,
+        save_strategy="epoch", lr_scheduler_type="constant", load_best_model_at_end=True, metric_for_best_model="loss",
+    )  # fmt: skip
+    trainer.train()
+    trainer.predict(rows(bert, 32, 2))
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    found = reports(searched)
+    assert [line["val_loss"] for line in found] == [*losses[:3], min(losses[:3]), min(losses[:3])]
+    assert [line.get("early_stopped") for line in found] == [None, None, None, True, True]
+    assert "test_f1" in found[-1]
+
+
+def test_several_data_sets_make_one_report(bert: str, searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNE_CAC_METRIC", "b_f1")
+    trainer = trainer_of(bert, searched, GradientSkipCallback(STOP))
+    trainer.eval_dataset = {"a": rows(bert, 16, 4), "b": rows(bert, 16, 5)}
+    trainer.train()
+    assert [sorted({"a_f1", "b_f1"} & line.keys()) for line in reports(searched)] == [["a_f1", "b_f1"]] * 2
+
+
+def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
+    callback = GradientSkipCallback(STOP)
+    trainer = trainer_of(bert, tmp_path, callback)
+    for _ in range(2):
+        trainer.train()
+        assert (callback.gradskip.iteration, len(callback.gradskip.events)) == (16, 1)
 
 
 def test_a_scaler_that_took_the_step_off_before_still_takes_ours() -> None:
