@@ -49,6 +49,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str, trace: RunTrace |
         return json.dumps(config.to_dict(), indent=2) + "\n"
     about = [f"# {one_line(line)}" for line in _about(row, info)]
     if format in ("torch", "finetuning-scheduler"):
+        trace = trace if trace is not None and facts_key(config) in trace.facts else None
         write = _torch_lines if format == "torch" else _thawing_schedule
         return "\n".join([*about, *write(config, _frozen_at(row, config, trace), trace)]) + "\n"
     if format == "yaml":
@@ -74,17 +75,20 @@ def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> d
     """
     text = row.get("stop_events")
     events = json.loads(text) if isinstance(text, str) else []
-    settings, known = config.gradskip_settings(), None if trace is None else trace.facts.get(facts_key(config))
+    settings, known = config.gradskip_settings(), None if trace is None else trace.facts[facts_key(config)]
     named = all(event.get("name") for event in events) and not (settings.whole_units and known is None)
     if config.method != "gradskip" or not events or not named:
         raise UserError(
             f"trial {row['trial']} must be one of Gradient-Skip whose stops are known by the names of layers, got "
             f"{config.method} with {plural(len(events), 'stop')}: choose another, or the format env"
         )
-    found: dict[int, tuple[str, ...]] = {}
+    if settings.mode == "freezeout" or not settings.prefix_autograd:
+        what = "a learning rate of each layer" if settings.prefix_autograd else "CAC_PREFIX_AUTOGRAD=0"
+        raise UserError(f"trial {row['trial']} has {what}, which lines that freeze cannot express: choose env")
+    braking, found = settings.braking_distance, dict[int, tuple[str, ...]]()
     for event in events:
-        # In the last step that it brakes a layer does not move.
-        step = max(0, event["iteration"] + (settings.braking_distance - 1 if settings.braking_distance else 1))
+        # In the last step that it brakes a layer does not move; what never trains does not brake.
+        step = 0 if event["iteration"] < 0 else event["iteration"] + (braking - 1 if braking else 1)
         if trace is None or known is None:
             found[step] = (event["name"],)
             continue
@@ -98,27 +102,30 @@ def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> d
 
 
 def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
-    settings, shown = config.gradskip_settings(), [f"    {step}: {names!r}," for step, names in frozen.items()]
-    lines = ["# By number of optimizer steps before which they stop:", "stops = {", *shown, "}"]
-    if settings.braking_distance > 1:
-        lines.insert(0, f"# That updates shrink over {settings.braking_distance} steps before a stop is left out.")
+    settings, norms = config.gradskip_settings(), "isinstance(module, torch.nn.modules.batchnorm._NormBase)"
+    lines = ["stops = {  # by number of optimizer steps before which they stop"]
+    lines += [*(f"    {step}: {names!r}," for step, names in frozen.items()), "}"]
+    holds = settings.prefix_mode == "eval" or settings.norm_statistics == "hold"
+    if settings.braking_distance > 1 or (settings.braking_distance and holds):
+        lines.insert(0, f"# Updates that shrink over {settings.braking_distance} steps before a stop are left out.")
     if settings.norm_statistics == "hold_all":
         lines += [
             "for module in model.modules():  # after every model.train()",
-            "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):",
+            f"    if {norms}:",
             "        module.eval()",
         ]
-    lines.append("for name, parameter in model.named_parameters() if step in stops else ():  # before the forward pass")
+    # What has stopped before a resumed training begins stops at once.
+    lines.append("for names in [stops.pop(at) for at in sorted(stops) if at <= step]:  # before the forward pass")
     if trace is None:
-        lines += ["    parameter.requires_grad_(False).grad = None", "    if name in stops[step]:", "        break"]
-    else:
-        lines += ["    if name in stops[step]:", "        parameter.requires_grad_(False).grad = None"]
-    if settings.prefix_mode == "eval" or settings.norm_statistics == "hold":
-        kind = (
-            "" if settings.prefix_mode == "eval" else "isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and "
-        )
         lines += [
-            "for module in model.modules():  # then, and after every model.train()",
+            "    every = [name for name, _ in model.named_parameters()]",
+            "    names = every[: every.index(names[0]) + 1]",
+        ]
+    lines += ["    for name in names:", "        model.get_parameter(name).requires_grad_(False).grad = None"]
+    if holds:
+        kind = "" if settings.prefix_mode == "eval" else f"{norms} and "
+        lines += [
+            "for module in model.modules():  # then, and after every model.train(); not of norms without weights",
             "    own = list(module.parameters())",
             f"    if {kind}own and not any(parameter.requires_grad for parameter in own):",
             "        module.eval()",
@@ -129,16 +136,20 @@ def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace:
 def _thawing_schedule(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
     import yaml
 
-    if trace is None or set(frozen) != {0}:
-        steps = ", ".join(map(str, frozen))
+    if trace is None:
         raise UserError(
-            f"finetuning-scheduler thaws layers, so all stops must come before step 0, got {steps}: choose a trial of "
-            "--space frozen_prefix, or the format torch"
-            if trace is not None
-            else "finetuning-scheduler needs the names of all parameters, which this study has not recorded: use torch"
+            "finetuning-scheduler needs the names of all parameters, which this study has not recorded: choose torch"
         )
-    rest = [name for name in trace.layer_names if name not in frozen[0]]
-    return [yaml.safe_dump({0: {"params": rest}}, sort_keys=False).rstrip()]
+    if set(frozen) != {0}:
+        raise UserError(
+            "finetuning-scheduler thaws layers, so all stops must come before step 0, got "
+            f"{', '.join(map(str, frozen))}: choose a trial of --space frozen_prefix, or the format torch"
+        )
+    settings = config.gradskip_settings()
+    trained = zip(trace.layer_names, trace.trains, strict=True)
+    rest = [name for name, trains in trained if trains == "1" and name not in frozen[0]]
+    mode = ["# The rest is in evaluation mode, which no schedule says."] if settings.prefix_mode == "eval" else []
+    return [*mode, yaml.safe_dump({0: {"params": rest}}, sort_keys=False).rstrip()]
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:

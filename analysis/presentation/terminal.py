@@ -49,6 +49,7 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
         text = f"{begin}{name}{end}"
     else:
         text = settings_text(row)
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -70,11 +71,14 @@ def terminal_table(
     quality = quality_of(ranking)
     rows = ranking.assign(beats=beats)
     baseline = rows["role"] == "baseline"
-    rows = pd.concat([rows[~baseline].head(ROWS - 1), rows[baseline].head(1)]).sort_index()
+    others = rows[~baseline & (rows["trial"] != answer)]
+    always = pd.concat([rows[baseline].head(1), rows[~baseline & (rows["trial"] == answer)]])
+    rows = pd.concat([others.head(ROWS - len(always)), always]).sort_index()
     words = DropWords(rows.iloc[0], allowed_drop)
 
     def change(row: Any) -> str:
-        mark = " " if row["within_drop"] or row["role"] == "baseline" else "!"
+        unknown = pd.isna(row[quality.drop])
+        mark = " " if row["within_drop"] or unknown or row["role"] == "baseline" else "!"
         if (seeds := row.get("seeds")) is None or pd.isna(seeds):
             return words.change(float(row[quality.drop]), unit=False) + mark
         if math.isinf(row["drop_mean"]):
@@ -117,10 +121,10 @@ def terminal_table(
         for names in [[column[0] for column in found]]
         for line in zip(*found, strict=True)
     ]
-    left, text = len(ranking) - len(rows), "\n".join(lines)
+    left = len(ranking) - len(rows)
     legend = (
         "* the answer" if answer in set(rows["trial"]) else "",
-        "! loses more than is allowed" if "!" in text else "",
+        "! loses more than is allowed" if any(change(row).endswith("!") for _, row in rows.iterrows()) else "",
         f"{plural(left, 'trial')} more: report --all" if left else "",
     )
     return "\n".join([*lines, *textwrap.wrap("; ".join(part for part in legend if part), width)])

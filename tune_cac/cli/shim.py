@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if file.parent.exists() and not (file.is_file() and file.read_text() == TEXT):
         raise UserError(f"{file.parent} must not be there, or be of shim: choose another folder")
     found = importlib.util.find_spec("cac")
-    if found is not None and found.origin != str(file.absolute()):
+    if found is not None and found.origin is not None and Path(found.origin).read_text() != TEXT:
         raise UserError(
             f"the package cac must not be installed, got {found.origin}: with it such a script runs as it is, and "
             "without (pip uninstall cac) with ours"

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise unknown_name("study", name, layouts)
             if layouts[name].root.is_symlink() or is_locked(layouts[name]):
                 raise UserError(f"{layouts[name].root} must not be deleted: it is being searched, or a link")
-        for name in names:
+        for name in dict.fromkeys(names):
             _delete(layouts[name].root, _megabytes(layouts[name].root), yes=arguments.yes)
         return 0
     if not layouts:
@@ -69,7 +69,11 @@ def _delete(folder: Path, megabytes: float, *, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise UserError(f"{folder} is deleted after a question, and nobody can answer here: give --yes")
-        if input(f"Delete {folder} ({megabytes:.1f} MB)? [y/N] ").strip().lower() not in ("y", "yes"):
+        try:
+            said = input(f"Delete {folder} ({megabytes:.1f} MB)? [y/N] ")
+        except EOFError:
+            said = ""
+        if said.strip().lower() not in ("y", "yes"):
             return
     try:
         shutil.rmtree(folder)

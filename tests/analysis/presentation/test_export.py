@@ -6,6 +6,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -184,7 +185,7 @@ def trained(model: torch.nn.Sequential, optimizer: torch.optim.Optimizer, lines:
 @pytest.mark.parametrize("name", STOPS)
 def test_lines_of_plain_torch_train_as_the_settings_do(name: str, recorded: bool, tmp_path: Path) -> None:
     config = TrialConfig(CAC_STOP_LAYER_NUM=(0, 5), CAC_STOP_LAYER_ITR=(1, 3), **STOPS[name])
-    if name == "units in evaluation mode":
+    if name in ("units in evaluation mode", "braking"):
         config = replace(config, CAC_STOP_LAYER_ITR=(-1, 3))
     model = blocks()
     optimizer = wrap(
@@ -208,6 +209,11 @@ def test_lines_of_plain_torch_train_as_the_settings_do(name: str, recorded: bool
     plain = blocks()
     found = trained(plain, torch.optim.AdamW(plain.parameters()), lines)
     assert all(map(torch.equal, found, wanted))
+    resumed = blocks()
+    exec(lines, {"model": resumed, "step": 7, "torch": torch})  # behind all stops
+    assert [p.requires_grad for p in resumed.parameters()] == [p.requires_grad for p in plain.parameters()]
+    with pytest.raises((AttributeError, ValueError), match=r"weight|bias|has no attribute"):  # of a wrapper
+        exec(lines, {"model": torch.nn.ModuleDict({"module": blocks()}), "step": 7, "torch": torch})
 
 
 def test_a_frozen_prefix_as_a_schedule_of_finetuning_scheduler(tmp_path: Path) -> None:
@@ -227,3 +233,17 @@ def test_a_frozen_prefix_as_a_schedule_of_finetuning_scheduler(tmp_path: Path) -
     assert yaml.safe_load(export_trial(*text[-1])) == {0: {"params": list(names[6:])}}
     with pytest.raises(UserError, match="must come before step 0, got 4: choose a trial of --space frozen_prefix"):
         export_trial(*text[3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"CAC_RULE": "freezeout", "CAC_RULE_END_ITR": 8}, "a learning rate of each layer"),
+        ({"CAC_PREFIX_AUTOGRAD": False}, "CAC_PREFIX_AUTOGRAD=0"),
+    ],
+)
+def test_what_lines_that_freeze_cannot_express_is_refused(settings: dict[str, Any], what: str, tmp_path: Path) -> None:
+    row = result_row(0.97, 0.2, stop_events='[{"iteration": 3, "layer": 5, "name": "4.bias"}]')
+    layout = write_study(tmp_path / "s", [{"row": row, "config": TrialConfig(**settings).to_dict()}])
+    with pytest.raises(UserError, match=f"trial 0 has {what}, which lines that freeze cannot express: choose env"):
+        export(layout, 0, "torch")

@@ -85,3 +85,12 @@ def test_the_baseline_is_one_of_at_most_twelve_rows() -> None:
     assert "18 trials more: report --all" in lines[-1]
     assert "time" in lines[0]
     assert "shorter" not in lines[0]
+
+
+def test_the_answer_is_always_shown_and_an_unknown_loss_is_not_too_large() -> None:
+    many = ranking(*(record(n, 0.97, n / 100, stop="a!\nb.weight") for n in range(4, 30)))
+    text = terminal_table(many, width=80, allowed_drop=0.005, answer=4)
+    assert "   4*  a!?b by 24" in text
+    assert len(text.splitlines()) == 1 + ROWS + 1
+    alone = analysis.rank(to_frame([record(1, 0.97, 0.3, stop="conv6.weight")]), allowed_drop=0.005)
+    assert "!" not in terminal_table(alone, width=80, allowed_drop=0.005)

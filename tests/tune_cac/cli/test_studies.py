@@ -64,12 +64,12 @@ def test_only_what_is_named_and_is_a_study_is_deleted(folder: Path, refused: Ref
     assert sorted(one.name for one in folder.iterdir()) == ["link", "mine", "one", "two"]
 
 
-@pytest.mark.parametrize(("answered", "is_there"), [("n", True), ("", True), ("y", False)])
+@pytest.mark.parametrize(("answered", "is_there"), [("n\n", True), ("\x04", True), ("y\n", False)])
 def test_a_person_is_asked(answered: str, is_there: bool, folder: Path) -> None:
-    """At a terminal of this machine."""
+    """At a terminal of this machine; Ctrl-D is a no."""
     ours, theirs = pty.openpty()
-    os.write(ours, f"{answered}\n".encode())
-    command = [sys.executable, "-m", "tune_cac", "studies", "delete", "one"]
+    os.write(ours, answered.encode())
+    command = [sys.executable, "-m", "tune_cac", "studies", "delete", "one", "one"]
     done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("Delete results/one (0.0 MB)? [y/N] ")
     assert (folder / "one").exists() == is_there
