@@ -54,8 +54,8 @@ from tune_cac.tuning.race import leading
 
 SAMPLES, FULL = 599, 30
 DENSE, FIXED = "30 dense", "15 late 0.6"
-#: Number of further seeds.
-RULES = {"3 seeds": 3, "7 seeds": 7}
+#: Number of further seeds, and confidence with which a mean has to be within the allowed loss.
+RULES = {"3 seeds": (3, 2 / 3), "7 seeds": (7, 2 / 3), "3 seeds, 95 %": (3, 0.95), "7 seeds, 95 %": (7, 0.95)}
 #: Searches on one seed; settings and seeds of ``confirm``; full trainings of a search on one seed, the mean of ours.
 ON_ONE, TOP, CONFIRMED, ON_ONE_COST = ("one seed", "one seed, confirm", "TPE, confirm"), 3, 3, 3.8
 
@@ -240,7 +240,7 @@ class ReplayedSearch:
 def replayed(table: Table, allowed: float, rule: str, draw: int) -> dict[str, float]:
     """Return what one search gives."""
     search, interval = ReplayedSearch(table, allowed, draw), None
-    seeds = RULES.get(rule, 0)
+    seeds, over_seeds.DECIDES = RULES.get(rule, (0, 0.0))
     if rule.startswith("TPE"):
         search.drawn(draw)
     else:

@@ -388,7 +388,8 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     if not several:
         done = with_seeds(done, trials, pd.Series(limit, index=done.index))
     if "seeds" in done:  # what one of them says is no longer asked
-        done["within_drop"] = done["within_over_seeds"].fillna(done["within_drop"]).astype(bool)
+        over = done["within_over_seeds"].fillna(True).where(done["seeds"].notna(), done["within_drop"])
+        done["within_drop"] = over.astype(bool)
     front = ["trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved", "duplicate_of"]
     if (numbers := _baseline_numbers(trials)) is not None:
         done["baseline"] = numbers
@@ -410,7 +411,8 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
 def best(ranking: pd.DataFrame) -> pd.Series | None:
     """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    Where none was trained on further seeds: the first that is within it on the search's own. None if there is none.
+    Where none is with enough confidence: of those whose mean is, the one whose interval's upper end is lowest. Where
+    none was trained on further seeds: the first that is within it on the search's own. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -422,7 +424,11 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool)]
     if "within_over_seeds" in ranking:
-        within = within[within["within_over_seeds"].fillna(False)]
+        known = within["within_over_seeds"]
+        if known.any():
+            within = within[known.fillna(False)]
+        else:
+            within = within[known.isna() & (within["seeds"] > 0)].sort_values("drop_high", kind="stable")
     return within.iloc[0] if len(within) else None
 
 
