@@ -1,1 +1,1 @@
-"""Ray for a search: session, multi-worker trials, TensorBoard rows."""
+"""Ray for a search: session, multi-worker trials, TensorBoard rows, other loggers."""

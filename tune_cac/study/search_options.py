@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -31,6 +31,7 @@ from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
+from tune_cac.ray_backend.loggers import check_loggers
 from tune_cac.study.fixed_params import SAMPLERS, check_hold, check_points, grid_of, with_schedule
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -166,6 +167,14 @@ class SearchOptions(StudyOptions):
         metavar="DEVICE",
         on_resume=True,
     )
+    log: Sequence[str] = option(
+        (),
+        "mlflow or wandb, beside TensorBoard's events: one run a trial, into the study's folder unless "
+        "MLFLOW_TRACKING_URI or WANDB_MODE says otherwise",
+        metavar="LOGGER",
+        on_resume=True,
+        rare=True,
+    )
     cpus_per_trial: int = option(
         1, "processors and threads a trial; --resume keeps them", at_least=1, on_resume=True, rare=True
     )
@@ -295,6 +304,7 @@ class SearchOptions(StudyOptions):
         for name, known in valid.items():
             if getattr(self, name) not in known:
                 raise unknown_name(f"--{name}", str(getattr(self, name)), filter(None, known))
+        check_loggers(self.log)
         if self.lengths != AUTO_LENGTHS:
             read_lengths(self.lengths)
         # A factory's own metric, its direction and its unit are known only later (`with_metric`).

@@ -359,6 +359,7 @@ def train(
     """Run on Ray the trials that the searcher suggests."""
     from ray import tune
 
+    from tune_cac.ray_backend.loggers import loggers
     from tune_cac.ray_backend.session import check_seen_by_all, ends_with_head, ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
     from tune_cac.ray_backend.workers import memory_ends_trials
@@ -370,6 +371,7 @@ def train(
     def named(trial: Any) -> str:
         return trial_folder_name(trial.config["trial"])
 
+    others = loggers(options.log, layout.root)
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         at_a_time = trials_at_a_time(options)
         check_seen_by_all(layout)
@@ -388,7 +390,7 @@ def train(
                     name=Path(searcher.plan.run_folder).name,
                     storage_path=str(layout.ray.resolve()),
                     verbose=0,
-                    callbacks=[progress, RowEvents()],
+                    callbacks=[progress, RowEvents(), *others],
                     stop=budget,
                     # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
