@@ -82,13 +82,16 @@ def test_every_option_is_on_the_command_line_in_python_and_in_the_documentation(
         assert f"    {option.name}: {option.meaning.split()[0]}" in text
 
 
-def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_study_takes_no_option_that_it_has_settled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tune_cac.tuning.run import resume
 
+    monkeypatch.setattr("tune_cac.ray_backend.loggers.find_spec", lambda name: name)  # an extra
     anew = {option.name for option in options_of(SearchOptions) if option.on_resume}
     assert set(inspect.signature(resume).parameters) == {"name", *anew}
     for option in options_of(SearchOptions):
-        values = [] if option.type is bool else ["cpu" if option.name == "device" else "2"]
+        values = [] if option.type is bool else [{"device": "cpu", "log": "mlflow"}.get(option.name, "2")]
         code = main(["search", "--resume", "nothing", option.flag, *values])
         message = capsys.readouterr().err
         assert code == 2
