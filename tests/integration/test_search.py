@@ -154,7 +154,7 @@ def test_the_same_name_adds_trials(
         trials=2, epochs=12, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
         controls=False,
     )  # fmt: skip
-    assert len(found.trials) == 8
+    assert len(before) < len(found.trials) <= 8  # it may find that a second one is not worth its training
     assert (found.trials["role"] == "baseline").sum() == 1
     pd.testing.assert_frame_equal(found.trials.iloc[:6][list(before.columns)], before, check_dtype=False)
     assert isinstance(found.ranking, pd.DataFrame)
