@@ -10,6 +10,7 @@ from analysis.formatting import drop_text, drop_words, metric_words, percent, pl
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import environment_lines
+from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import compresses, cut_words, length_lines, schedule_text
 from analysis.presentation.summary_text import config_of, searched_options
 from analysis.trace_replay.traces import RunTrace, facts_key
@@ -73,8 +74,7 @@ def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> d
 
     Without a trace the name of the last one alone, before which all others were registered.
     """
-    text = row.get("stop_events")
-    events = json.loads(text) if isinstance(text, str) else []
+    events = stop_events(row.get("stop_events"))
     settings, known = config.gradskip_settings(), None if trace is None else trace.facts[facts_key(config)]
     named = all(event.get("name") for event in events) and not (settings.whole_units and known is None)
     if config.method != "gradskip" or not events or not named:

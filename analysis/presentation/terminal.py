@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pandas as pd
 from analysis.formatting import percent, plural, unit_of_drop, whole_percent
 from analysis.metrics.over_seeds import CONFIDENCE
 from analysis.metrics.saving import quality_of
+from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import cut_words
 from analysis.presentation.summary_text import DropWords, searched_options, settings_text
 from trainables.savings import SAVED
@@ -30,8 +30,7 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
     >>> setting_words(pd.Series({**one, "stop_events": event}), 22)
     '24 ep, ….dense by 144'
     """
-    found = row.get("stop_events")
-    events = json.loads(found) if isinstance(found, str) else []
+    events = stop_events(row.get("stop_events"))
     begin = "".join(
         f"{part}, " for part in (f"{int(row['epochs'])} ep" if cut_words(row) else "", searched_options(row)) if part
     )
@@ -101,6 +100,7 @@ def terminal_table(
         ("shorter", lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
     ]
     found = [[name, *(cell(row) for _, row in rows.iterrows())] for name, cell in columns]
+    changes = found[2][1:]
     if not any(found[-1][1:]):
         found.pop()
     used = [max(map(len, column)) for column in found]
@@ -117,16 +117,15 @@ def terminal_table(
     lines = [
         _GAP.join(
             cell.ljust(size) if name == "setting" else cell.rjust(size)
-            for name, cell, size in zip(names, line, used, strict=True)
+            for (name, *_), cell, size in zip(found, line, used, strict=True)
         ).rstrip()
-        for names in [[column[0] for column in found]]
         for line in zip(*found, strict=True)
     ]
     left = len(ranking) - len(rows)
     legend = (
         "* the answer" if answer in set(rows["trial"]) else "",
-        "! loses more than is allowed" if any(change(row).endswith("!") for _, row in rows.iterrows()) else "",
-        "? not certain to be within that" if any(change(row).endswith("?") for _, row in rows.iterrows()) else "",
+        "! loses more than is allowed" if any(cell.endswith("!") for cell in changes) else "",
+        "? not certain to be within that" if any(cell.endswith("?") for cell in changes) else "",
         f"{plural(left, 'trial')} more: report --all" if left else "",
     )
     return "\n".join([*lines, *textwrap.wrap("; ".join(part for part in legend if part), width)])

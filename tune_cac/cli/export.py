@@ -55,11 +55,13 @@ def _trial(layout: Layout, info: StudyInfo, number: int, format: str) -> str:
     if len(found) == 0:
         there = f"it has {trials['trial'].min()} to {trials['trial'].max()}" if len(trials) else "it has none yet"
         raise UserError(f"no trial {number} in {layout.root}: {there}")
-    return export_trial(found.iloc[0], info, format, _recorded(layout, found.iloc[0]))
+    return export_trial(found.iloc[0], info, format, _recorded(layout, found.iloc[0], format))
 
 
-def _recorded(layout: Layout, trial: pd.Series) -> RunTrace | None:
-    """Return the training that the study has recorded of the trial's length; None if there is none."""
+def _recorded(layout: Layout, trial: pd.Series, format: str) -> RunTrace | None:
+    """Return the recorded training of the trial's length; None if there is none, or the format needs none."""
+    if format not in ("torch", "finetuning-scheduler"):
+        return None
     from analysis.trace_replay.traces import load_trace
 
     try:
@@ -85,4 +87,4 @@ def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> st
         if text := write(info, best, drop, **found.about):
             return text
     # Where there is no schedule, it says why.
-    return export_trial(best, info, format, _recorded(layout, best))
+    return export_trial(best, info, format, _recorded(layout, best, format))

@@ -91,8 +91,9 @@ class GradientSkipCallback(TrainerCallback):
     ) -> None:  # fmt: skip
         """Add what has stopped to a log of training steps."""
         if "loss" in logs or "train_loss" in logs:
-            logs |= self._skip.logged()
-            state.log_history[-1] |= self._skip.logged()
+            found = self._skip.logged()
+            logs |= found
+            state.log_history[-1] |= found
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, metrics: dict[str, Any],

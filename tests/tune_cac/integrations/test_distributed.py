@@ -49,7 +49,6 @@ def whole(model):
 
 
 model, optimizer = made()
-wanted = {{}}
 for step in range(14):
     trained(model, optimizer, [step])
     if step + 1 in (2, 5, 7, 12):
