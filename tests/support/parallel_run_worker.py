@@ -7,6 +7,7 @@ checkpoint after the first epoch.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def main() -> None:
     out.with_suffix(f".{rank}.json").write_text(json.dumps(rows))
     torch.save(weights, out.with_suffix(f".{rank}.pt"))
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
 
 
 if __name__ == "__main__":

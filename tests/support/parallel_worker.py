@@ -7,6 +7,7 @@ Of each case each process saves its weights, events, and the bytes of gradients 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -178,4 +179,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for case in sys.argv[2:]:
         (join if case.startswith("join") else main)(case, Path(sys.argv[1]))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
