@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import analysis
     import search_spaces
     from trainables import compression, gradients, gradskip
+    from trainables.deployment.exporting import export_model
     from trainables.script.report_lines import report
     from tune_cac.study.study_result import SearchResult
     from tune_cac.tuning.confirmation import confirm
@@ -40,12 +41,14 @@ __all__ = [
     "report",
     "search",
     "confirm",
+    "export_model",
     "SearchResult",
     "__version__",
 ]
 
 _HOMES = {
     "confirm": "tune_cac.tuning.confirmation",
+    "export_model": "trainables.deployment.exporting",
     "report": "trainables.script.report_lines",
     "search": "tune_cac.tuning.run",
     "SearchResult": "tune_cac.study.study_result",

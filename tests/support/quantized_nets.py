@@ -81,3 +81,8 @@ def step(model: nn.Module, optimizer: SGD, batch: tuple[Tensor, Tensor]) -> floa
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def relative_difference(expected: Tensor, found: Tensor) -> float:
+    """Root mean square of the difference, over that of what is expected."""
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())

@@ -116,6 +116,15 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
     }
 
 
+def zero_share(model: nn.Module) -> float:
+    """Return the share of the weight layers' elements that are zero."""
+    weights = [
+        weight for weight in (float_tensor(m, "weight") for m in weight_layers(model).values()) if weight is not None
+    ]
+    zeros = sum(int((weight == 0).sum()) for weight in weights)
+    return zeros / max(1, sum(weight.numel() for weight in weights))
+
+
 def _alive(weight: Tensor) -> Tensor:
     """Count the elements, filters (dimension 0) and channels (dimension 1) that are not (entirely) zero: (3,)."""
     nonzero = weight != 0

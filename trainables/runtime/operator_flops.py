@@ -47,11 +47,23 @@ def convolution_backward_flops(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
+#: Formulas in place of torch's, or where torch has none, of shapes.
+_OURS: dict[Any, Callable[..., int]] = {
+    _aten.convolution_backward: convolution_backward_flops,
+    _aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
+        query, key, value
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, query, key, value, *_, **__: (
+        sdpa_backward_flop_count(grad, query, key, value)
+    ),
+}
+
+
 class FlopCounter(FlopCounterMode):
     """Counter by these formulas that runs compiled models uncompiled, because it sees no compiled operations."""
 
     def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops})
+        super().__init__(display=False, custom_mapping=_OURS)
 
     def __enter__(self) -> Self:
         self._uncompiled = uncompiled()
@@ -80,19 +92,7 @@ def uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-#: Formulas in place of torch's, or where torch has none.
-_OURS: dict[Any, Callable[..., int]] = {
-    _aten.convolution_backward: shape_wrapper(convolution_backward_flops),
-    _aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(
-        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
-    ),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
-        lambda grad_out, query, key, value, *_, **__: sdpa_backward_flop_count(grad_out, query, key, value)
-    ),
-}
-
-
 def formula_of(operation: Any) -> Callable[..., int] | None:
     """Return the formula of an operation (an overload packet), (*args, out_val=..., **kwargs) -> FLOPs, or None."""
-    found: Callable[..., int] | None = _OURS.get(operation, flop_registry.get(operation))
-    return found
+    found: Callable[..., int] | None = flop_registry.get(operation)
+    return shape_wrapper(_OURS[operation]) if operation in _OURS else found

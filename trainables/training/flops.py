@@ -1,9 +1,9 @@
 """Cost of a training step, counted once for each set of stopped layers and each batch shape.
 
 Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the run's weights,
-buffers and random generators are not touched. The counts equal those on the real device, except that torch does not
-count all of a fused attention on a CPU. Matrix products and convolutions count; norms, activations and the optimizer's
-arithmetic do not.
+buffers and random generators are not touched. The counts equal those on the real device, except that the backward pass
+of fused attention computes the scores once more there. Matrix products and convolutions count; norms, activations and
+the optimizer's arithmetic do not.
 
 Shapes: P parameters in the model's order have the numbers 0..P-1; a batch is a tuple of tensors whose first dimension
 is the sample.

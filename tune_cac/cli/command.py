@@ -86,14 +86,15 @@ class Command:
 def command(
     *arguments: Argument, help: str, **settings: Any
 ) -> Callable[[Callable[[argparse.Namespace], int]], Command]:
-    """Return a decorator that makes a function of parsed arguments the command of its module's name.
+    """Return a decorator that makes a function of parsed arguments the command of its module's name, with hyphens.
 
     ``help`` is its line in the list of commands, ``settings`` are keywords of `argparse.ArgumentParser`.
     """
 
     def declared(function: Callable[[argparse.Namespace], int]) -> Command:
         described = {"help": help, "description": f"{help[0].upper()}{help[1:]}.", **settings}
-        return Command(function.__module__.rpartition(".")[2], function, arguments, described)
+        name = function.__module__.rpartition(".")[2].replace("_", "-")
+        return Command(name, function, arguments, described)
 
     return declared
 

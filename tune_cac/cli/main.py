@@ -17,6 +17,7 @@ from tune_cac.cli import (
     confirm,
     doctor,
     export,
+    export_model,
     replay,
     report,
     schedule,
@@ -36,8 +37,8 @@ from tune_cac.messages import close_unread, say, warnings_as_messages
 
 #: Commands in the order in which help lists them.
 COMMANDS = (
-    search, trial, confirm, report, export, studies, tree, replay, spaces, doctor, schedule, sensitivity, workloads,
-    submit, shim,
+    search, trial, confirm, report, export, export_model, studies, tree, replay, spaces, doctor, schedule, sensitivity,
+    workloads, submit, shim,
 )  # fmt: skip
 
 

@@ -76,8 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"tune_cac: the trial failed: {error}")
             return 1
         if arguments.save is not None:
-            weights = io.BytesIO()
-            torch.save(run.model.state_dict(), weights)
+            weights, state = io.BytesIO(), run.model.state_dict()
+            # An attribute, so that the file stays tensors by name; `export-model` builds the model by it.
+            built_by = {"config": config.to_dict(), "method": run.method.state_dict().get("training_state", {})}
+            state.trained_with = built_by  # type: ignore[attr-defined]
+            torch.save(state, weights)
             write_asked(Path(arguments.save), weights.getvalue(), "the weights to", "choose another --save")
     print("\n".join(_results(run, config, row)))
     return 0

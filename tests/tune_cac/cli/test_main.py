@@ -94,7 +94,7 @@ submit
 submit -- dashboard s
     command of a job dashboard is gone: optuna-dashboard results/NAME/optuna.journal
 submit -- submit
-    unknown command of a job 'submit': Valid: confirm, doctor, export, replay, report, schedule, search, sensitivity,
+    unknown command of a job 'submit': Valid: confirm, doctor, export, export-model, replay, report, schedule, search, sensitivity,
 submit -- report s --results here
     --results of a job must be an absolute folder of the cluster or a URI, got here: a job's own folder is removed;
 submit --env RAY_AUTH_TOKEN -- report s
@@ -168,6 +168,11 @@ export
 export nothing
 export nothing --as torch
 export nothing --trial one
+export-model
+export-model nothing --to onx
+export-model nothing --output model.pt
+export-model nothing --int8 --to torch
+export-model nothing
 studies
 studies list
 studies delete

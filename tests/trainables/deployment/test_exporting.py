@@ -1,0 +1,87 @@
+"""Models as files of ONNX and torch.export, run beside the models themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_nets import relative_difference
+from torch import Tensor, nn
+
+import tune_cac as cac
+from trainables.deployment.exporting import Deployed, executed_products, export_model, quantized_after
+from trainables.errors import UserError
+
+
+def tokens(size: int, length: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    mask = torch.ones(size, length, dtype=torch.int64)
+    mask[0, length // 2 :] = 0
+    return {"input_ids": torch.randint(0, 90, (size, length), generator=generator), "attention_mask": mask}
+
+
+@pytest.fixture(scope="module")
+def bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    model: nn.Module = transformers.BertForSequenceClassification(config).eval()
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_a_transformer_runs_at_any_batch_size_and_length(ending: str, bert: nn.Module, tmp_path: Path) -> None:
+    exported = export_model(bert, (), tmp_path / f"bert.{ending}", kwargs=tokens(4, 12))
+    deployed = Deployed(exported, bert)
+    for size, length in ((4, 12), (1, 5), (7, 20)):
+        with torch.no_grad():
+            expected, found = bert(**tokens(size, length)), deployed(**tokens(size, length))
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    # Per token: 4 projections and the MLP a layer, and attention to 12 tokens; once a sample, the pooler and the head.
+    assert exported.macs == 12 * 2 * (4 * 32 * 32 + 2 * 32 * 64 + 2 * 12 * 32) + 32 * 32 + 32 * 2
+
+
+@pytest.mark.slow
+def test_onnxruntime_quantizes_what_the_training_did_not(bert: nn.Module, tmp_path: Path) -> None:
+    exported = export_model(bert, (), tmp_path / "bert.onnx", kwargs=tokens(4, 12))
+    size = exported.bytes
+    quantized_after(exported, [((), tokens(n, 12)) for n in range(1, 9)])
+    assert exported.bytes < size
+    integers, floats = executed_products(exported.file)
+    assert (integers, floats) == (14, 0)
+    with torch.no_grad():
+        expected, found = bert(**tokens(9, 12)).logits, Deployed(exported, bert)(**tokens(9, 12)).logits
+    assert relative_difference(expected, found) < 0.1
+
+
+def test_the_name_says_the_format_and_tune_cac_has_the_function(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+    exported = cac.export_model(net.train(), (torch.randn(2, 3),), tmp_path / "net.pt2")
+    assert exported.macs == 12
+    assert net.training
+    x = torch.randn(5, 3)
+    assert torch.equal(Deployed(exported, net)(x), net.eval()(x))
+    with pytest.raises(UserError, match=r"unknown format .\.pth.: Valid: onnx, torch"):
+        export_model(net, (x,), tmp_path / "net.pth")
+
+
+def test_a_forward_pass_that_looks_at_values_is_refused(tmp_path: Path) -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(UserError, match=r"torch\.export cannot follow the forward pass of Looks"):
+        export_model(Looks(), (torch.ones(2, 3),), tmp_path / "net.pt2")
+
+
+def test_onnx_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent: Any = None
+    monkeypatch.setitem(sys.modules, "onnxscript", absent)
+    with pytest.raises(UserError, match=r"pip install 'tune-cac\[export\]'"):
+        export_model(nn.Linear(1, 1), (torch.ones(1, 1),), tmp_path / "net.onnx")

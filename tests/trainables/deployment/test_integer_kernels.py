@@ -1,0 +1,84 @@
+"""Graphs rewritten for onnxruntime's integer kernels, beside the models that they are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_nets import relative_difference, settings_of
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from trainables.compression.quantizers import build_quantizer
+from trainables.deployment.exporting import Deployed, executed_products, export_model
+
+pytestmark = pytest.mark.slow  # onnxscript takes seconds to load
+
+
+class Net(nn.Module):
+    """Every order of layers that integer kernels do not take as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU6(),
+            nn.Conv2d(32, 32, 3, groups=32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 4, 10), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.body(x)
+        return scores
+
+
+def trained(name: str, **changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    net = Net()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, -1, 1)
+            nn.init.uniform_(module.bias, -1, 1)
+            with torch.no_grad():
+                module.weight[3] = 0
+    with torch.no_grad():  # the greatest value is negative: its integer is -128, which has no negative
+        net.body[3].weight[:, 0, 0, 0] = -1  # type: ignore[union-attr, operator]
+    quantizer = build_quantizer("q", settings_of(name, **changes))
+    quantizer.prepare(net, SGD(net.parameters(), 0.1))
+    with torch.no_grad():
+        for _ in range(20):
+            net.train()(torch.randn(8, 3, 8, 8))
+    quantizer.finish_epoch(net)
+    return net.eval()
+
+
+EIGHT = {"bits_weights": 8, "bits_bias": None, "bits_activations": 8}
+TRAINING = "QuantAwareTrainRangeLinearQuantizer"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "integers", "most"),
+    [
+        (TRAINING, {**EIGHT, "mode": "SYMMETRIC"}, 4, 0.01),
+        (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
+        (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5}, 4, 0.08),
+        # Without its input quantized the first layer multiplies floats.
+        ("WRPNQuantizer", EIGHT, 3, 0.01),
+        ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
+    ],
+)
+def test_integers_are_multiplied_and_results_stay(
+    name: str, changes: dict[str, Any], integers: int, most: float, tmp_path: Path
+) -> None:
+    net = trained(name, **changes)
+    torch.manual_seed(5)
+    x = torch.randn(64, 3, 8, 8)
+    exported = export_model(net, (x[:4],), tmp_path / "net.onnx")
+    assert executed_products(exported.file) == (integers, 4 - integers)
+    with torch.no_grad():
+        expected = net(x)
+        for as_written in (True, False):
+            # A value between two steps may fall on either: rarely, and then by one.
+            found = Deployed(exported, net, as_written=as_written)(x)
+            assert relative_difference(expected, found) < most

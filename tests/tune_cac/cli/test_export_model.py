@@ -1,0 +1,100 @@
+"""The command ``export-model`` on trained digits, whose files onnxruntime and torch run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from tune_cac.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+THINNED = """
+version: 1
+pruners:
+  filters:
+    class: L2RankedStructureParameterPruner
+    group_type: Filters
+    desired_sparsity: 0.5
+    weights: ['conv[3-6].weight']
+  fine:
+    class: SparsityLevelParameterPruner
+    levels: {classifier.weight: 0.5}
+extensions:
+  thin: {class: FilterRemover}
+policies:
+  - pruner: {instance_name: filters}
+    epochs: [0]
+  - extension: {instance_name: thin}
+    epochs: [1]
+  - pruner: {instance_name: fine}
+    epochs: [1]
+"""
+TO_8_BITS = """
+version: 1
+quantizers:
+  eight: {class: QuantAwareTrainRangeLinearQuantizer, bits_weights: 8, bits_activations: 8, quantize_inputs: true}
+policies:
+  - quantizer: {instance_name: eight}
+    starting_epoch: 0
+    ending_epoch: 2
+"""
+
+
+def table(out: str) -> dict[str, list[str]]:
+    """Rows of the printed table by name: as built, of the file, ratio."""
+    lines = out.split("\n\n")[0].splitlines()[1:]
+    return {(parts := re.split(r" {2,}", line))[0]: parts[1:] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "expected"),
+    [
+        (THINNED, [], r"% of the weights are zero: no kernel here skips them, they save zipped bytes alone"),
+        (THINNED, ["--int8"], r"onnxruntime multiplies integers in 7 of 7 layers"),
+        (TO_8_BITS, [], r"onnxruntime multiplies integers in [67] of 7 layers"),
+        (TO_8_BITS, ["--to", "torch"], r"simulated only: int8 weights are multiplied as floats here"),
+    ],
+)
+def test_a_trained_file(
+    schedule: str, more: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(schedule)
+    assert main(["trial", "--epochs", "2", "--schedule", "s.yaml", "--save", "trained.pt"]) == 0
+    trained = re.search(r"validation accuracy (\S+),", capsys.readouterr().out)
+    assert trained is not None
+    assert main(["export-model", "trained.pt", *more]) == 0
+    out = capsys.readouterr().out
+    assert re.search(expected, out), out
+    assert f"accuracy on 599 samples of validation: {trained[1]}, of the file" in out
+    found = table(out)
+    size = Path("model.pt2" if "torch" in more else "model.onnx").stat().st_size
+    assert found["bytes"][1] == f"{size:,}"
+    ratio = float(found["multiply-adds a sample"][2])
+    assert ratio < 0.75 if schedule is THINNED else ratio == 1
+    if "torch" not in more:
+        session = onnxruntime.InferenceSession("model.onnx")
+        for samples in (1, 5):  # of a caller that has neither torch nor tune_cac
+            images = np.zeros((samples, 1, 16, 16), np.float32)
+            assert session.run(None, {session.get_inputs()[0].name: images})[0].shape == (samples, 10)
+
+
+def test_a_trial_of_a_study_is_trained_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search = "search --space manual_layers --epochs 2 --trials 2 --seeds 1 --name mine"
+    main(search.split())
+    capsys.readouterr()
+    assert main(["export-model", "mine", "--trial", "1", "--to", "torch", "--output", "mine.pt2"]) == 0
+    captured = capsys.readouterr()
+    assert "training trial 1 again: 2 epochs" in captured.err
+    assert "warning" not in captured.err  # it ends with the accuracy that the study has
+    assert torch.export.load("mine.pt2").module()(torch.zeros(3, 1, 16, 16)).shape == (3, 10)

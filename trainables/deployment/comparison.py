@@ -1,0 +1,149 @@
+"""Compare an exported file with the model that it was made of: outputs, metrics, size and latency."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from trainables.errors import UserError
+from trainables.workloads.base import Workload
+
+#: Greatest difference of outputs, as a share of their root mean square. A quantized activation between two steps may
+#: fall on either, which moves what follows by whole steps: by 6 % where these have 5 bits.
+TOLERANCE, TOLERANCE_QUANTIZED = 1e-3, 0.1
+
+
+class Call(NamedTuple):
+    """Arguments of one forward pass."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def repeated(self, samples: int) -> Call:
+        """Return so many samples, the call's own again and again."""
+        return self._map(lambda tensor: tensor[torch.arange(samples) % len(tensor)])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """Change all tensors that have a batch's samples along dimension 0, as many as the first."""
+        size = next(len(leaf) for leaf in pytree.tree_leaves(tuple(self)) if isinstance(leaf, Tensor))
+
+        def changed(leaf: Any) -> Any:
+            return change(leaf) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
+
+        return Call(*pytree.tree_map(changed, tuple(self)))
+
+
+def call_of(model: nn.Module, pass_through: Callable[[], object]) -> Call:
+    """Return the arguments of the model's first call, on the CPU; the model is not run.
+
+    Args:
+        model: the model.
+        pass_through: calls it, such as an evaluation.
+
+    Raises:
+        UserError: it does not call the model itself.
+    """
+
+    class _Seen(BaseException):
+        pass
+
+    found: list[Call] = []
+
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(Call(args, kwargs)._map(lambda tensor: tensor.detach().cpu()))
+        raise _Seen
+
+    handle = model.register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        pass_through()
+    except _Seen:
+        return found[0]
+    finally:
+        handle.remove()
+    raise UserError("the workload evaluates without a call of its model, so that nothing can be exported")
+
+
+class Compared(NamedTuple):
+    """Two models on the batches of a split."""
+
+    difference: float
+    """Root mean square of the difference of all outputs, over that of the first model's."""
+    samples: int
+    metrics: dict[str, float]
+    """Of the second model, by name."""
+
+
+def compare(
+    first: nn.Module, second: nn.Module, workload: Workload, metric: str, split: str = "validation"
+) -> Compared:
+    """Evaluate the second model on a split, and the first beside it on every batch; both in eval mode on the CPU."""
+    sums = {"apart": 0.0, "whole": 0.0, "samples": 0}
+
+    class Both(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            theirs, ours = first(*args, **kwargs), second(*args, **kwargs)
+            leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            sums["samples"] += len(leaves[0])
+            for a, b in zip(pytree.tree_leaves(theirs), pytree.tree_leaves(ours), strict=True):
+                if isinstance(a, Tensor) and a.is_floating_point():
+                    sums["apart"] += float((a.double() - b.double()).square().sum())
+                    sums["whole"] += float(a.double().square().sum())
+            return ours
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(first, name)
+
+    with torch.no_grad():
+        metrics = workload.metrics_on(Both(), split, torch.device("cpu"), metric)
+    difference = (sums["apart"] / sums["whole"]) ** 0.5 if sums["whole"] else sums["apart"] ** 0.5
+    return Compared(difference, int(sums["samples"]), metrics)
+
+
+class Latency(NamedTuple):
+    """Seconds of two models' forward passes, measured in turns."""
+
+    first_s: float
+    second_s: float
+    ratio: float
+    """Median of the rounds' ratios, second over first."""
+    low: float
+    """First quartile of the ratios."""
+    high: float
+    """Third quartile."""
+
+
+def latencies(first: nn.Module, second: nn.Module, call: Call, *, rounds: int = 21, round_s: float = 0.03) -> Latency:
+    """Measure both models in turns, so that what else the machine does meets both; each round takes about round_s."""
+    times: dict[str, list[float]] = {"first": [], "second": []}
+    with torch.no_grad():
+
+        def once(model: nn.Module) -> float:
+            start = perf_counter()
+            model(*call.args, **call.kwargs)
+            return perf_counter() - start
+
+        repeats = {name: max(1, int(round_s / min(once(model) for _ in range(3))))
+                   for name, model in (("first", first), ("second", second))}  # fmt: skip
+        for _ in range(rounds):
+            for name, model in (("first", first), ("second", second)):
+                times[name].append(median(once(model) for _ in range(repeats[name])))
+    ratios = sorted(b / a for a, b in zip(times["first"], times["second"], strict=True))
+    quarter = len(ratios) // 4
+    return Latency(
+        median(times["first"]), median(times["second"]), median(ratios), ratios[quarter], ratios[-1 - quarter]
+    )
+
+
+def compressed_bytes(model_file: Path) -> int:
+    """Return the bytes of a file and of the weights beside it, deflated as a zip archive or a package would."""
+    beside = model_file.with_name(f"{model_file.name}.data")
+    files = [file for file in (model_file, beside) if file.exists()]
+    return sum(len(zlib.compress(file.read_bytes(), 6)) for file in files)

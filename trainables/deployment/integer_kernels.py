@@ -1,0 +1,159 @@
+"""Rewrite an ONNX graph with QDQ pairs so that onnxruntime multiplies integers; values stay as they are.
+
+Its kernels for int8 want a convolution or product between a DequantizeLinear of its input, one of its weight, one of an
+int32 bias, and the QuantizeLinear of its result. Trained models have a batch norm and a rectifier in between.
+
+Symbols: w = (q - z) s, per output channel c; a batch norm multiplies by f_c = gamma_c / sqrt(var_c + eps).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+
+def fit_integer_kernels(model: ir.Model) -> None:
+    """Fold batch norms into per-channel steps, move rectifiers behind QuantizeLinear, store biases as int32."""
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type == "Conv" or (
+            node.op_type == "Gemm"
+            and _setting(node, "transB") == _setting(node, "alpha") == _setting(node, "beta") == 1
+        ):
+            weight = _producer(node.inputs[1], "DequantizeLinear")
+            if weight is None or _array(weight.inputs[0]) is None:
+                continue
+            _fold_norm(graph, node, weight)
+            _quantize_bias(graph, node)
+            _rectify_integers(graph, node)
+
+
+def _fold_norm(graph: ir.Graph, node: ir.Node, weight: ir.Node) -> None:
+    """Fold the batch norm that alone follows: s_c |f_c| is the step; where f_c < 0, q and z change their signs."""
+    norm = _only_user(node)
+    if norm is None or norm.op_type != "BatchNormalization":
+        return
+    gamma, beta, mean, variance = (_array(value) for value in norm.inputs[1:5])
+    bias = _array(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(())
+    if gamma is None or beta is None or mean is None or variance is None or bias is None:
+        return
+    q, scale, zero = _integers(weight)
+    factor = gamma / np.sqrt(variance + _setting(norm, "epsilon", 1e-5))
+    turned, dead = factor < 0, factor == 0
+
+    def shaped(channels: Any) -> Any:
+        return channels.reshape(-1, *[1] * (q.ndim - 1))
+
+    # -q may have no place in int8, and (-q - 1) - (-z - 1) is as much.
+    q = np.where(shaped(turned), -q - 1, q) * shaped(~dead)
+    zero = np.where(turned, -zero - 1, zero) * ~dead
+    parts = (q.astype(np.int8), (scale * np.where(dead, 1, np.abs(factor))).astype(np.float32), zero.astype(np.int8))
+    _put(graph, node, 1, _dequantized(graph, node, "weight", parts))
+    _put(graph, node, 2, _constant(graph, node, "bias", ((bias - mean) * factor + beta).astype(np.float32)))
+    _leave_out(graph, norm, node.outputs[0])
+
+
+def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
+    """Store the bias as int32 of step s_x s_c, which moves it by half a step at most."""
+    source = _producer(node.inputs[0], "DequantizeLinear")
+    bias = _array(node.inputs[2]) if len(node.inputs) > 2 else None
+    weight = _producer(node.inputs[1], "DequantizeLinear")
+    input_scale = None if source is None else _array(source.inputs[1])
+    if bias is None or input_scale is None or weight is None:
+        return
+    step = (input_scale * _integers(weight)[1]).astype(np.float32)
+    limits = np.iinfo(np.int32)
+    q = np.clip(np.round(bias / step.astype(np.float64)), limits.min, limits.max).astype(np.int32)
+    _put(graph, node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))
+
+
+def _rectify_integers(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace ReLU or Clip before QuantizeLinear by a Clip of the integers behind it: rounding keeps the order."""
+    rectifier = _only_user(node)
+    quantize = None if rectifier is None or rectifier.op_type not in ("Relu", "Clip") else _only_user(rectifier)
+    if rectifier is None or quantize is None or quantize.op_type != "QuantizeLinear":
+        return
+    scale, zero = (_array(value) for value in quantize.inputs[1:3])
+    assert scale is not None
+    assert zero is not None
+    limits = np.iinfo(zero.dtype)
+    ends = [np.zeros(()), None] if rectifier.op_type == "Relu" else [_array(value) for value in rectifier.inputs[1:]]
+    bounds = [
+        np.clip(np.round(end / scale + zero), limits.min, limits.max).astype(zero.dtype) if end is not None else limit
+        for end, limit in zip((*ends, None, None)[:2], (limits.min, limits.max), strict=True)
+    ]
+    _leave_out(graph, rectifier, node.outputs[0])
+    if tuple(bounds) == (limits.min, limits.max):
+        return
+    users = list(quantize.outputs[0].uses())
+    ends_of_clip = [_constant(graph, node, f"clip_{n}", np.asarray(b, zero.dtype)) for n, b in enumerate(bounds)]
+    clip = ir.node("Clip", [quantize.outputs[0], *ends_of_clip])
+    clip.outputs[0].type, clip.outputs[0].shape = quantize.outputs[0].type, quantize.outputs[0].shape
+    graph.insert_after(quantize, clip)
+    for use in users:
+        use.node.replace_input_with(use.idx, clip.outputs[0])
+
+
+# --- The graph's parts ------------------------------------------------------------------------------------------------
+
+
+def _producer(value: ir.Value | None, kind: str) -> ir.Node | None:
+    producer = None if value is None else value.producer()
+    return producer if producer is not None and producer.op_type == kind else None
+
+
+def _only_user(node: ir.Node) -> ir.Node | None:
+    uses = list(node.outputs[0].uses())
+    return uses[0].node if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+
+
+def _setting(node: ir.Node, name: str, default: float | None = None) -> Any:
+    """Return a number of a node; by default that of Gemm: transB 0, alpha and beta 1."""
+    if name in node.attributes:
+        return node.attributes[name].value
+    return (name != "transB") if default is None else default
+
+
+def _array(value: ir.Value | None) -> Any:
+    """Return a constant's array; None if it is computed."""
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def _integers(node: ir.Node) -> tuple[Any, Any, Any]:
+    """Return q and z in int32, and s, of a DequantizeLinear of a constant."""
+    q, scale = (_array(value) for value in node.inputs[:2])
+    zero = _array(node.inputs[2]) if len(node.inputs) > 2 else None
+    return q.astype(np.int32), scale, np.zeros(scale.shape, np.int32) if zero is None else zero.astype(np.int32)
+
+
+def _constant(graph: ir.Graph, node: ir.Node, name: str, array: Any) -> ir.Value:
+    full = f"{node.name}_{name}"
+    value = ir.val(full, const_value=ir.tensor(array, name=full))
+    graph.register_initializer(value)
+    return value
+
+
+def _dequantized(graph: ir.Graph, node: ir.Node, name: str, parts: tuple[Any, Any, Any]) -> ir.Value:
+    """Insert a DequantizeLinear of constants q, s, z before a node."""
+    inputs = [_constant(graph, node, f"{name}_{part}", array) for part, array in zip("qsz", parts, strict=True)]
+    new = ir.node("DequantizeLinear", inputs, {"axis": 0} if parts[1].ndim else {})
+    graph.insert_before(node, new)
+    return new.outputs[0]
+
+
+def _put(graph: ir.Graph, node: ir.Node, place: int, value: ir.Value) -> None:
+    """Make a value a node's input; what computed the one before goes if nothing else needs it."""
+    if len(node.inputs) <= place:
+        node.resize_inputs(place + 1)
+    before = None if node.inputs[place] is None else _producer(node.inputs[place], "DequantizeLinear")
+    node.replace_input_with(place, value)
+    if before is not None and not list(before.outputs[0].uses()):
+        graph.remove(before, safe=True)
+
+
+def _leave_out(graph: ir.Graph, node: ir.Node, source: ir.Value) -> None:
+    for use in list(node.outputs[0].uses()):
+        use.node.replace_input_with(use.idx, source)
+    graph.remove(node, safe=True)

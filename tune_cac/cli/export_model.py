@@ -1,0 +1,213 @@
+"""The command ``export-model``: a trained model as a file that other programs run."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from analysis.io.study_options import RESULTS
+from trainables.errors import UserError, unknown_name
+from trainables.registry import SCRIPT
+from tune_cac.cli.arguments import ALLOWED_DROP, study_of
+from tune_cac.cli.command import argument, command
+from tune_cac.cli.console import print_table
+from tune_cac.messages import say
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainables.config import TrialConfig
+    from trainables.deployment.comparison import Call
+    from trainables.deployment.exporting import ExportedModel
+    from trainables.training.run import TrainingRun
+
+#: Samples of the batches whose latency is measured.
+BATCHES = (1, 32)
+#: Training batches from which --int8 takes ranges of activations.
+CALIBRATION_BATCHES = 16
+
+
+@command(
+    argument("source", metavar="STUDY|FILE", help="a study, or what trial --save wrote"),
+    argument("--to", default="onnx", help="onnx, or torch: a file of torch.export"),
+    argument("--output", metavar="FILE", help="the file to write (default: model.onnx, model.pt2)"),
+    argument(
+        "--int8", action="store_true", help="quantize what the training did not, by onnxruntime and training data"
+    ),
+    argument("--trial", type=int, help="number of the study's trial (default: the best)"),
+    argument("--results", default=RESULTS, help="folder that holds the studies"),
+    ALLOWED_DROP,
+    help="write a trained model as ONNX or torch.export file, and compare it",
+    description="Write a trained model as a file that other programs run: pruned and thinned as it is, quantized "
+    "weights as int8; run the file on the validation split, and compare its outputs with the model's, size and latency "
+    "with the model as built. A study keeps no weights, so its trial is trained here once more.",
+)
+def run(arguments: argparse.Namespace) -> int:
+    """Export a model and print the comparison; 1 if the file's outputs are not the model's."""
+    from trainables.deployment.exporting import FORMATS
+
+    if arguments.to not in FORMATS:
+        raise unknown_name("--to", arguments.to, FORMATS)
+    if arguments.int8 and arguments.to != "onnx":
+        raise UserError("--int8 is onnxruntime's: leave it out, or use --to onnx")
+    output = Path(arguments.output or f"model{FORMATS[arguments.to]}")
+    if output.suffix != FORMATS[arguments.to]:
+        raise UserError(f"--output must end in {FORMATS[arguments.to]} for --to {arguments.to}, got {output}")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"--output {output} must lie in a folder that is there: make {output.parent} first")
+    with _trained(arguments) as trained:
+        return _export(trained, output, int8=arguments.int8)
+
+
+@contextmanager
+def _trained(arguments: argparse.Namespace) -> Iterator[TrainingRun]:
+    """Yield a run with trained weights: those of a file, or a study's trial trained again."""
+    from trainables.config import TrialConfig
+    from trainables.training.run import TrainingRun
+    from trainables.workloads.models.pretrained import read_weights
+
+    file = Path(arguments.source)
+    if file.is_file():
+        weights: Any = read_weights(file, "the model of")
+        about = getattr(weights, "trained_with", None)
+        if about is None:
+            raise UserError(
+                f"{file} must be what trial --save wrote, which says how the model is built: for a model of your own "
+                "call tune_cac.export_model(model, (inputs,), 'model.onnx')"
+            )
+        with TrainingRun(TrialConfig.from_mapping(about["config"])) as run:
+            if about["method"]:
+                run.method.prepare_structure(about["method"])
+            run.model.load_state_dict(weights)
+            yield run
+        return
+    config, quality = _of_study(arguments)
+    with TrainingRun(config) as run:
+        while not run.finished:
+            row = run.train_epoch()
+        if row["quality"] != quality:
+            say(f"warning: trained again, its {run.quality.name} is {row['quality']:.5g}, in the study {quality:.5g}: "
+                "another machine or version rounds otherwise")  # fmt: skip
+        yield run
+
+
+def _of_study(arguments: argparse.Namespace) -> tuple[TrialConfig, float]:
+    """Return the configuration of the trial that is asked for, and its quality."""
+    from analysis.io.studies import load
+    from analysis.presentation.summary_text import config_of, headline, is_answer
+    from tune_cac.study.study_result import answer
+
+    arguments.study = arguments.source
+    layout, _, drop = study_of(arguments)
+    if arguments.trial is None:
+        found = answer(layout, allowed_drop=drop)
+        if found.best is None or not is_answer(found.best):
+            raise UserError(f"{layout.root} has no best trial: {headline(found.ranking, None, drop)} Give --trial")
+        row = found.best
+    else:
+        trials = load(layout.root)
+        done = trials[(trials["trial"] == arguments.trial) & (trials["status"] == "completed")]
+        if len(done) == 0:
+            raise UserError(f"{layout.root} has no completed trial {arguments.trial}")
+        row = done.iloc[0]
+    config = config_of(row)
+    if config.workload == SCRIPT:
+        raise UserError(
+            "the model of a script is known to the script alone: end it with "
+            "tune_cac.export_model(model, (inputs,), 'model.onnx')"
+        )
+    say(f"training trial {row['trial']} again: {config.epochs} epochs")
+    return config, float(row["accuracy"])
+
+
+def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
+    import torch
+
+    from analysis.formatting import value_text
+    from trainables.compression.quantizers import is_quantized
+    from trainables.deployment.comparison import TOLERANCE, TOLERANCE_QUANTIZED, call_of, compare
+    from trainables.deployment.exporting import Deployed, export_model, quantized_after
+
+    workload, quality, threads = run.workload, run.quality, run.config.threads
+    if int8 and is_quantized(run.model):
+        raise UserError("--int8 quantizes what the training did not, got a model with a quantizer: leave it out")
+    model, cpu = copy.deepcopy(run.model).cpu().eval(), torch.device("cpu")
+    tolerance = TOLERANCE_QUANTIZED if is_quantized(model) else TOLERANCE
+    with torch.no_grad():
+        metrics = workload.metrics_on(model, "validation", cpu, quality.name)
+        call = call_of(model, partial(workload.evaluate, model, "validation", cpu))
+        built = workload.make_model().eval()
+        exported = export_model(model, call.args, output, kwargs=call.kwargs)
+        # As the graph is written; what the kernels make of it comes after.
+        same = compare(model, Deployed(exported, model, as_written=True), workload, quality.name)
+        if int8:
+            batches = islice(workload.train_batches(0, run.config.seed), CALIBRATION_BATCHES)
+            quantized_after(exported, [call_of(model, partial(workload.loss, model, batch)) for batch in batches])
+        deployed = Deployed(exported, model, threads=threads)
+        ran = compare(model, deployed, workload, quality.name)
+        with TemporaryDirectory() as folder:
+            as_built = export_model(built, call.args, Path(folder, output.name), kwargs=call.kwargs)
+            print_table(_table(as_built, exported, Deployed(as_built, built, threads=threads), deployed, call))
+    whole, of_file = (value_text(found[quality.name], quality) for found in (metrics, ran.metrics))
+    print(f"\n{quality.name} on {same.samples} samples of validation: {whole}, of the file {of_file}")
+    print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {tolerance:g}), "
+          f"as executed by {ran.difference:.1e}")  # fmt: skip
+    for line in _about(exported, model):
+        print(line)
+    if same.difference <= tolerance:
+        return 0
+    say(f"tune_cac: {output} does not compute what the model computes: do not use it")
+    return 1
+
+
+def _table(
+    as_built: ExportedModel, exported: ExportedModel, before: nn.Module, after: nn.Module, call: Call
+) -> list[list[str]]:
+    """Return what the file costs beside the model as it was built, in the same format."""
+    from trainables.deployment.comparison import compressed_bytes, latencies
+
+    def line(name: str, first: int, second: int) -> list[str]:
+        return [name, f"{first:,}", f"{second:,}", f"{second / first:.2f}" if first else "-"]
+
+    rows = [
+        ["", "as built", exported.file.name, "ratio"],
+        line("bytes", as_built.bytes, exported.bytes),
+        line("bytes, zipped", compressed_bytes(as_built.file), compressed_bytes(exported.file)),
+        line("multiply-adds a sample", as_built.macs, exported.macs),
+    ]
+    for size in BATCHES:
+        found = latencies(before, after, call.repeated(size))
+        times = (f"{1000 * seconds:.3g} ms" for seconds in (found.first_s, found.second_s))
+        spread = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+        rows.append([f"latency, batch of {size}", *times, spread])
+    return rows
+
+
+def _about(exported: ExportedModel, model: nn.Module) -> list[str]:
+    """Return what of a model's compression saves time, and what does not."""
+    from analysis.formatting import percent
+    from trainables.compression.measures import zero_share
+    from trainables.deployment.exporting import executed_products
+
+    lines = []
+    if exported.file.suffix == ".onnx":
+        integers, floats = executed_products(exported.file)
+        if integers:
+            lines.append(f"onnxruntime multiplies integers in {integers} of {integers + floats} layers")
+    elif exported.has_integers:
+        lines.append("simulated only: int8 weights are multiplied as floats here; --to onnx executes them")
+    if exported.simulated:
+        lines.append(f"simulated only, by floats of few values: {', '.join(exported.simulated)}")
+    alone = zero_share(model)
+    if alone >= 0.005:
+        lines.append(
+            f"{percent(alone)} of the weights are zero: no kernel here skips them, they save zipped bytes alone"
+        )
+    return lines
