@@ -94,7 +94,7 @@ submit
 submit -- dashboard s
     command of a job dashboard is gone: optuna-dashboard results/NAME/optuna.journal
 submit -- submit
-    unknown command of a job 'submit': Valid: confirm, doctor, export, export-model, replay, report, schedule, search, sensitivity,
+    unknown command of a job 'submit': Valid: confirm, doctor, export, export-model, replay, report, schedule, search,
 submit -- report s --results here
     --results of a job must be an absolute folder of the cluster or a URI, got here: a job's own folder is removed;
 submit --env RAY_AUTH_TOKEN -- report s
