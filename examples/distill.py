@@ -8,11 +8,8 @@ import argparse
 import torch
 from sklearn.datasets import load_digits
 
-from trainables.compression.distillation import (
-    DistillationLossWeights,
-    KnowledgeDistillationPolicy,
-    add_distillation_args,
-)
+from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
+from trainables.compression.distillation_flags import add_distillation_args
 from trainables.compression.scheduler import CompressionScheduler
 
 parser = argparse.ArgumentParser()
@@ -32,17 +29,10 @@ scheduler = CompressionScheduler(model, optimizer)
 scheduler.add_policy(policy, starting_epoch=args.kd_start_epoch, ending_epoch=3)
 
 for epoch in range(3):
-    batches = torch.randperm(len(labels)).split(64)
-    scheduler.on_epoch_begin(epoch)
-    for step, batch in enumerate(batches):
-        scheduler.on_minibatch_begin(epoch, step, len(batches))
+    for batch in scheduler.batches(epoch, torch.randperm(len(labels)).split(64)):
         output = policy.forward(images[batch])  # or model(images[batch]): the scheduler sees either
-        loss = torch.nn.functional.cross_entropy(output, labels[batch])
-        loss = scheduler.before_backward_pass(epoch, step, len(batches), loss)
+        loss = scheduler.loss(torch.nn.functional.cross_entropy(output, labels[batch]))
         optimizer.zero_grad()
         loss.backward()
-        scheduler.before_parameter_optimization(epoch, step, len(batches))
         optimizer.step()
-        scheduler.on_minibatch_end(epoch, step, len(batches))
-    scheduler.on_epoch_end(epoch)
     print(f"epoch {epoch}: loss {loss.item():.4f}")

@@ -1,4 +1,4 @@
-"""Prune two layers by a compression schedule, in an ordinary loop.
+"""Prune two layers by a compression schedule, in an ordinary loop, which three lines are added to.
 
 python prune.py
 """
@@ -6,7 +6,7 @@ python prune.py
 import torch
 from sklearn.datasets import load_digits
 
-from trainables.compression.scheduler import CompressionScheduler
+import tune_cac as cac
 
 digits = load_digits()
 images, labels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
@@ -17,27 +17,19 @@ model = torch.nn.Sequential(
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
-schedule = {  # or a file: CompressionScheduler.from_file(model, optimizer, "schedule.yaml")
+schedule = {  # or the name of a file
     "version": 1,
     "pruners": {"half": {"class": "SparsityLevelParameterPruner", "levels": {"2.weight": 0.5, "6.weight": 0.25}}},
     "policies": [{"pruner": {"instance_name": "half"}, "epochs": [1, 2]}],
 }
-scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
+scheduler = cac.compression.CompressionScheduler(model, schedule, optimizer)
 
 for epoch in range(4):
-    batches = torch.randperm(len(labels)).split(64)
-    scheduler.on_epoch_begin(epoch)
-    for step, batch in enumerate(batches):
-        scheduler.on_minibatch_begin(epoch, step, len(batches))
-        loss = torch.nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        loss = scheduler.before_backward_pass(epoch, step, len(batches), loss)
+    loader = torch.randperm(len(labels)).split(64)
+    for batch in scheduler.batches(epoch, loader):
+        loss = scheduler.loss(torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]))
         optimizer.zero_grad()
         loss.backward()
-        scheduler.before_parameter_optimization(epoch, step, len(batches))
         optimizer.step()
-        scheduler.on_minibatch_end(epoch, step, len(batches))
-    with torch.no_grad():
-        accuracy = (model(images).argmax(1) == labels).float().mean().item()
-    scheduler.on_epoch_end(epoch, metrics={"min": loss.item(), "max": accuracy})
     zeros = [int((p == 0).sum()) for p in model.parameters() if p.dim() > 1]
     print(f"epoch {epoch}: zeros {zeros}")

@@ -1,14 +1,15 @@
 """Model compression during training: schedules of pruning, regularization, quantization and distillation.
 
     import tune_cac as cac
-    scheduler = cac.compression.CompressionScheduler.from_file(model, optimizer, "schedule.yaml")
+    scheduler = cac.compression.CompressionScheduler(model, "schedule.yaml", optimizer)
 
+Classes of pruners, regularizers and quantizers are called by the names that they have in a schedule (`constructors`).
 Importing this package loads no torch; a name's home is loaded when it is first asked for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainables.lazy_names import lazy_names
 
@@ -35,7 +36,7 @@ __all__ = [
     "sensitivity_analysis",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazy_names(
+_named, __dir__ = lazy_names(
     __name__,
     {
         "scheduler": ("CompressionScheduler",),
@@ -48,3 +49,14 @@ __getattr__, __dir__ = lazy_names(
         "sensitivity": ("sensitivity_analysis",),
     },
 )  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name[:1].isupper() and name not in __all__:
+        from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS, REGULARIZERS
+
+        if name in {**PRUNERS, **QUANTIZERS, **REGULARIZERS}:
+            from trainables.compression.constructors import constructor
+
+            return constructor(name)
+    return _named(name)

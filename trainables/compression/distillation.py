@@ -9,11 +9,10 @@ Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; l
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -298,38 +297,3 @@ def load_weights(model: nn.Module, checkpoint: str | Path, *, what: str, of: str
     except RuntimeError as error:
         told = shorten(" ".join(str(error).splitlines()[1:]), 400, placeholder=" ...")
         raise UserError(f"{what} {checkpoint} does not fit {of}: {told}") from error
-
-
-def add_distillation_args(
-    parser: argparse.ArgumentParser, arch_choices: Sequence[str] | None = None, enable_pretrained: bool = True
-) -> None:
-    """Add Distiller's flags for distillation to a script's parser.
-
-    ``arch_choices`` are the accepted teacher names, None accepts any; ``--kd-pretrained`` is a flag only if enabled.
-    """
-    group = parser.add_argument_group("Knowledge Distillation Training Arguments")
-    group.add_argument(
-        "--kd-teacher", choices=arch_choices, metavar="ARCH", help="Model architecture for teacher model"
-    )
-    if enable_pretrained:
-        group.add_argument("--kd-pretrained", action="store_true", help="Use pre-trained model for teacher")
-    else:
-        parser.set_defaults(kd_pretrained=False)
-    group.add_argument("--kd-resume", metavar="PATH", help="Path to checkpoint from which to load teacher weights")
-    group.add_argument(
-        "--kd-temperature", "--kd-temp", dest="kd_temp", type=float, default=1.0, metavar="TEMP",
-        help="Knowledge distillation softmax temperature (default: %(default)s)",
-    )  # fmt: skip
-    for flag, short, default, what in (
-        ("distill", "dw", 0.5, "distillation loss (student vs. teacher soft targets)"),
-        ("student", "sw", 0.5, "student vs. labels loss"),
-        ("teacher", "tw", 0.0, "teacher vs. labels loss"),
-    ):
-        group.add_argument(
-            f"--kd-{flag}-wt", f"--kd-{short}", type=float, default=default, metavar="WEIGHT",
-            help=f"Weight for {what} (default: %(default)s)",
-        )  # fmt: skip
-    group.add_argument(
-        "--kd-start-epoch", type=int, default=0, metavar="EPOCH_NUM",
-        help="Epoch from which to enable distillation (default: %(default)s)",
-    )  # fmt: skip

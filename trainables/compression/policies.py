@@ -386,7 +386,7 @@ def build_policies(
 ) -> tuple[list[Scheduled], dict[str, Any]]:
     """Build the policies of a resolved schedule, in its order, and the components with state, by name.
 
-    The other arguments are those of `CompressionScheduler.from_schedule`. UserError if a component does not fit the
+    The other arguments are those of `CompressionScheduler`. UserError if a component does not fit the
     model.
     """
     components: dict[str, Any] = {}

@@ -22,11 +22,12 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.schedule.agp import gradual_share
-from trainables.compression.schedule.configs import PRUNERS, ComponentConfig
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, listed, plain_name
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError
+from trainables.workloads.user_code import class_named
 
 
 class Pruner:
@@ -628,8 +629,6 @@ def build_pruner(name: str, settings: ComponentConfig, model: nn.Module, *, seed
 
     ``name`` is that of the instance in the schedule; each has its own random numbers, the same in each process.
     """
-    kind = CLASSES.get(settings.class_.removesuffix("_AGP"))
-    if kind is None:
-        raise unknown_name("pruner class", settings.class_, PRUNERS)
+    kind = class_named(settings.class_.removesuffix("_AGP"), CLASSES, "pruner class", Pruner)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return kind(settings, model, torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))

@@ -26,6 +26,7 @@ from trainables.compression.structures import (
     parts_of,
 )
 from trainables.errors import UserError
+from trainables.workloads.user_code import class_named
 
 #: Below this variance the group variance term is constant and its gradient is 0: equal norms give no direction in
 #: which to increase the variance, and 1 / var**2 would overflow.
@@ -81,6 +82,9 @@ def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) ->
 
     ``name`` is that of the instance in the schedule, for messages.
     """
+    if ":" in settings.class_:
+        own: Any = class_named(settings.class_, {}, "regularizer", Regularizer)
+        return own(settings, model)
     given: Any = settings
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
     try:

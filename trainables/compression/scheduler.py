@@ -5,10 +5,10 @@ docs/compression.md has a loop with all calls in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,40 +22,62 @@ from trainables.compression.policies import (
     Policy,
     PruningPolicy,
     QuantizationPolicy,
+    RegularizationPolicy,
     Scheduled,
     Training,
     build_policies,
     model_facts,
 )
+from trainables.compression.pruners import Pruner
+from trainables.compression.quantizers import Quantizer
+from trainables.compression.regularizers import Regularizer
 from trainables.compression.schedule import ModelFacts, Schedule, read_marks, read_schedule, resolve
 from trainables.compression.schedule.reading import check_marks
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import thin_again
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.runtime.isolation import isolated
 from trainables.workloads import build
 
-if TYPE_CHECKING:
-    from typing import Self
+T = TypeVar("T")
 
 
 class CompressionScheduler:
     """Run policies over the epochs of one training run.
 
-    The optimizer is needed for learning rates, learned quantization and thinning; ``example`` runs a model on a batch,
-    needed if batch norms are folded before ranking; ``before_change`` is called once, before the model is changed or
-    gets hooks, ``model_changed`` after modules or shapes have changed.
+    Args:
+        model: the trained model.
+        schedule: a result or an argument of `read_schedule` (a file's name, YAML, a mapping); None: policies are added
+            with `add_policy`. In its place may be the optimizer.
+        optimizer: needed for learning rates, learned quantization and thinning, and by `batches`.
+        seed: of all random numbers.
+        compatible: accept what the original silently accepted, with a warning for each.
+        make_model: builds another model of this architecture, for a teacher with the student's architecture.
+        base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
+        example: runs a model on a batch, needed if batch norms are folded before ranking.
+        before_change: called once, before the model is changed or gets hooks.
+        model_changed: called after modules or shapes have changed.
+
+    UserError: the schedule is invalid, or has names that the model does not have.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        schedule: Schedule | Mapping[str, Any] | str | Path | Optimizer | None = None,
         optimizer: Optimizer | None = None,
         *,
+        seed: int = 0,
+        compatible: bool = False,
+        make_model: Callable[[], nn.Module] | None = None,
+        base_lrs: Sequence[float] | None = None,
         example: Callable[[nn.Module], object] | None = None,
         before_change: Callable[[], None] | None = None,
         model_changed: Callable[[], None] | None = None,
     ) -> None:
+        if isinstance(schedule, Optimizer):
+            schedule, optimizer = None, schedule
         self.model = model
         self.masks = Masks(model)
         self.policies: list[Scheduled] = []
@@ -66,50 +88,56 @@ class CompressionScheduler:
         )
         self._components: dict[str, Any] = {}
         self._open: int | None = None
+        self._place: tuple[int, int, int] | None = None  # of the batch that `batches` has yielded
+        if schedule is not None:
+            read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
+            self.policies, self._components = build_policies(
+                model,
+                optimizer,
+                resolve(read, model_facts(model), compatible=compatible).schedule,
+                seed=seed,
+                make_model=make_model,
+                base_lrs=base_lrs,
+            )
 
-    @classmethod
-    def from_file(cls, model: nn.Module, optimizer: Optimizer, path: str | Path, **more: Any) -> Self:
-        """Create a scheduler from a YAML file; see `from_schedule`."""
-        return cls.from_schedule(model, optimizer, Path(path), **more)
-
-    @classmethod
-    def from_schedule(
-        cls,
-        model: nn.Module,
-        optimizer: Optimizer,
-        schedule: Schedule | Mapping[str, Any] | str | Path,
-        *,
-        seed: int = 0,
-        compatible: bool = False,
-        make_model: Callable[[], nn.Module] | None = None,
-        base_lrs: Sequence[float] | None = None,
-        **hooks: Any,
-    ) -> Self:
-        """Create a scheduler from a schedule.
+    def batches(
+        self, epoch: int, loader: Collection[T], metrics: Callable[[], Mapping[str, Any]] | None = None
+    ) -> Iterator[T]:
+        """Yield the batches of an epoch, around each of which everything else is called but `loss`.
 
         Args:
-            model: the trained model.
-            optimizer: its optimizer.
-            schedule: a result or an argument of `read_schedule`.
-            seed: of all random numbers.
-            compatible: accept what the original silently accepted, with a warning for each.
-            make_model: builds another model of this architecture, for a teacher with the student's architecture.
-            base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
-            **hooks: ``example``, ``before_change`` and ``model_changed`` of the class.
+            epoch: number from 0.
+            loader: has a length.
+            metrics: evaluates after the last batch, for learning rates that depend on it (`on_epoch_end`).
 
-        UserError: the schedule is invalid, or has names that the model does not have.
+        UserError: there is no optimizer.
         """
-        read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
-        read = resolve(read, model_facts(model), compatible=compatible).schedule
-        scheduler = cls(model, optimizer, **hooks)
-        scheduler.policies, scheduler._components = build_policies(
-            model, optimizer, read, seed=seed, make_model=make_model, base_lrs=base_lrs
-        )
-        return scheduler
+        optimizer = self.training.optimizer
+        if optimizer is None:
+            raise UserError("batches needs the optimizer: CompressionScheduler(model, schedule, optimizer)")
+        number = len(loader)
+        before = optimizer.register_step_pre_hook(lambda *_: self.before_parameter_optimization(epoch, 0, number))
+        try:
+            self.on_epoch_begin(epoch)
+            for minibatch, batch in enumerate(loader):
+                self._place = (epoch, minibatch, number)
+                self.on_minibatch_begin(*self._place)
+                yield batch
+                self.on_minibatch_end(*self._place)
+            self.on_epoch_end(epoch, metrics=None if metrics is None else metrics())
+        finally:
+            before.remove()
+            self._place = None
+
+    def loss(self, loss: Tensor) -> Tensor:
+        """Return the loss of a batch of `batches` with what regularizers and distillers add."""
+        if self._place is None:
+            raise UserError("loss belongs to a batch of batches(epoch, loader): call it in that loop")
+        return self.before_backward_pass(*self._place, loss)
 
     def add_policy(
         self,
-        policy: Policy | KnowledgeDistillationPolicy,
+        policy: Policy | KnowledgeDistillationPolicy | Pruner | Regularizer | Quantizer,
         epochs: Sequence[int] | None = None,
         starting_epoch: int = 0,
         ending_epoch: int = 1,
@@ -118,6 +146,7 @@ class CompressionScheduler:
     ) -> None:
         """Add a policy for the given epochs, or every ``frequency`` epochs of [starting_epoch, ending_epoch).
 
+        A component stands for a policy without further arguments, and its state is kept by its place. Of a policy
         ``component`` is the name under which its component was added with `add_component`.
         """
         timing = Timing(
@@ -129,6 +158,14 @@ class CompressionScheduler:
         if isinstance(policy, KnowledgeDistillationPolicy):
             made = policy
             policy = DistillationPolicy(lambda: made)
+        elif isinstance(policy, Pruner):
+            component = f"pruners.{len(self.policies)}"
+            self.add_component(component, policy)
+            policy = PruningPolicy(policy)
+        elif isinstance(policy, Regularizer):
+            policy = RegularizationPolicy(policy)
+        elif isinstance(policy, Quantizer):
+            policy = QuantizationPolicy(policy)
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
     def add_component(self, name: str, component: Any) -> None:
@@ -330,8 +367,8 @@ def check_on_model(
             if every_mark:
                 check_marks(marked, model_facts(model), compatible=compatible, check_lr=check_lr_scheduler)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scheduler = CompressionScheduler.from_schedule(
-            model, optimizer, schedule, seed=base.seed, compatible=compatible, make_model=workload.make_model
+        scheduler = CompressionScheduler(
+            model, schedule, optimizer, seed=base.seed, compatible=compatible, make_model=workload.make_model
         )
         for scheduled in scheduler.policies:
             if isinstance(scheduled.policy, DistillationPolicy):

@@ -12,12 +12,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainables.errors import UserError, unknown_name
 
+T = TypeVar("T")
 #: This project's packages, which a user's training cannot hide in its process (`tune_cac.own_packages.NAMES`).
 OWN_PACKAGES = ("analysis", "search_spaces", "trainables")
 #: Most files that are read; the digest of a larger project depends only on these.
@@ -47,6 +48,22 @@ def import_function(reference: str, what: str) -> Callable[..., Any]:
     found: Callable[..., Any] = import_attribute(reference, what)
     if not callable(found):
         raise UserError(f"{what} {reference} must be a function, got {type(found).__name__}")
+    return found
+
+
+def class_named(name: str, classes: Mapping[str, type[T]], what: str, base: type[T]) -> type[T]:
+    """Return one of the classes by its name, or the user's own by ``package.module:Class``.
+
+    Raises:
+        UserError: there is none, or it is no subclass of ``base``.
+    """
+    if ":" not in name:
+        if name not in classes:
+            raise unknown_name(what, name, classes)
+        return classes[name]
+    found = import_attribute(name, what)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{what} {name} must be a subclass of {base.__module__}.{base.__name__}")
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from analysis.io.study_options import RESULTS
+from trainables.compression.distillation_flags import add_distillation_args
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from tune_cac.cli import (
     confirm,
@@ -53,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for module in COMMANDS:
         module.run.add_to(commands)
+    add_distillation_args(commands.choices["trial"])
     commands.choices["submit"].set_defaults(parsers=commands.choices)  # of the command that a job runs
     return parser
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainables.compression.distillation_flags import distillation_fields
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradients.fields import estimator_in, estimator_of
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 )
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
-    values = read_assignments(arguments.assignments)
+    values = distillation_fields(arguments) | read_assignments(arguments.assignments)
     if arguments.epochs is None and (epochs := os.environ.get(EPOCHS_VARIABLE)):
         if not epochs.isdecimal():
             raise UserError(f"{EPOCHS_VARIABLE} must be a number of epochs, got {epochs!r}: unset it, or give --epochs")
         arguments.epochs = int(epochs)
     estimator = estimator_of(set(values))
-    plain = "gradskip" if arguments.schedule is None else "compression"
+    plain = "gradskip" if arguments.schedule is None and not distillation_fields(arguments) else "compression"
     method = arguments.method or estimator or plain
     if estimator is not None and not estimator_in(method):
         raise UserError(f"settings of method {estimator} need it, got --method {method}: leave that out")

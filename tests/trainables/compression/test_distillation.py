@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from trainables.compression.distillation import (
     DistillationLossWeights,
     KnowledgeDistillationPolicy,
-    add_distillation_args,
     distillation_loss,
 )
+from trainables.compression.distillation_flags import add_distillation_args, distillation_fields
 from trainables.errors import UserError
 
 
@@ -338,3 +338,20 @@ def test_every_flag() -> None:
             assert vars(parser().parse_args([flag, text])) == {**DEFAULTS, name: value}
     assert vars(parser().parse_args(["--kd-pretrained"])) == {**DEFAULTS, "kd_pretrained": True}
     assert vars(parser(enable_pretrained=False).parse_args([])) == DEFAULTS
+
+
+def test_flags_are_fields_of_a_trial() -> None:
+    parser = argparse.ArgumentParser()
+    add_distillation_args(parser)
+    assert distillation_fields(parser.parse_args([])) == {}
+    given = ["--kd-resume", "t.pt", "--kd-temp", "4", "--kd-dw", "0.7", "--kd-sw", "0.3", "--kd-start-epoch", "1"]
+    assert distillation_fields(parser.parse_args(given)) == {
+        "distill_checkpoint": "t.pt", "distill_temperature": 4.0, "distill_weight": 0.7, "distill_start_epoch": 1,
+    }  # fmt: skip
+    for more, message in (
+        (["--kd-tw", "1"], r"must be 1 together, .*, got 0\.7, 0\.3, 1: scale the learning rate"),
+        (["--kd-sw", "0.5"], r"got 0\.7, 0\.5, 0"),
+        (["--kd-pretrained"], "give them by --kd-resume FILE"),
+    ):
+        with pytest.raises(UserError, match=message):
+            distillation_fields(parser.parse_args([*given, *more]))

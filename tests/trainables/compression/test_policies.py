@@ -176,9 +176,8 @@ def test_folded_norms_decide_which_filters_go() -> None:
     for fold, expected in ((False, [0, 1]), (True, [0, 3])):
         model = norm_model()
         statistics = model[1].running_mean.clone()  # type: ignore[operator, union-attr]
-        scheduler = CompressionScheduler.from_schedule(
+        scheduler = CompressionScheduler(
             model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
             {
                 "version": 1,
                 "pruners": {
@@ -187,6 +186,7 @@ def test_folded_norms_decide_which_filters_go() -> None:
                 },
                 "policies": [{"pruner": {"instance_name": "p", "args": {"fold_batchnorm": fold}}, "epochs": [0]}],
             },
+            torch.optim.SGD(model.parameters(), lr=0.1),
             example=lambda model: model(x),
         )  # fmt: skip
         state = torch.get_rng_state()

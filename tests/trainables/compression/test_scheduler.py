@@ -96,25 +96,44 @@ def test_everyone_is_told_in_the_schedules_order() -> None:
 # --- a user's own loop ----------------------------------------------------------------------------------------------
 
 
-def plain_loop(kind: type[Tiny], file: Path) -> dict[str, Tensor]:
-    """Training as a user of the original writes it, with the workload's own learning rates unless the schedule's."""
+def plain_loop(kind: type[Tiny], file: Path, *, in_three_lines: bool) -> dict[str, Tensor]:
+    """Training as a user of the original writes it, or shorter; learning rates are the workload's or the schedule's."""
     workload = kind()
     with isolated(seed=0, threads=1):
         model = workload.make_model()
         optimizer = workload.make_optimizer(model.named_parameters())
         plain = workload.make_scheduler(optimizer, EPOCHS * workload.steps_per_epoch)
         own_rates = "lr_schedulers" in file.read_text()
-        scheduler = CompressionScheduler.from_file(
-            model, optimizer, file,
+        scheduler = CompressionScheduler(
+            model, file, optimizer,
             example=lambda model: workload.loss(model, next(iter(workload.train_batches(0, 0)))),
             make_model=workload.make_model,
         )  # fmt: skip
         steps = workload.steps_per_epoch
+
+        def metrics() -> dict[str, float]:
+            model.eval()
+            with torch.no_grad():
+                accuracy = workload.evaluate(model, "validation", "cpu")
+            return {"min": float(total) / samples, "max": accuracy}
+
         for epoch in range(EPOCHS):
             model.train()
+            total, samples = torch.zeros(()), 0
+            batches = list(workload.train_batches(epoch, 0))
+            if in_three_lines:
+                for batch in scheduler.batches(epoch, batches, metrics):
+                    loss = workload.loss(model, batch)
+                    total, samples = total + len(batch[0]) * loss.detach(), samples + len(batch[0])
+                    loss = scheduler.loss(loss)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    if not own_rates:
+                        plain.step()
+                continue
             scheduler.on_epoch_begin(epoch)
-            total, samples = 0.0, 0
-            for minibatch, batch in enumerate(workload.train_batches(epoch, 0)):
+            for minibatch, batch in enumerate(batches):
                 scheduler.on_minibatch_begin(epoch, minibatch, steps)
                 loss = workload.loss(model, batch)
                 total, samples = total + len(batch[0]) * loss.detach(), samples + len(batch[0])
@@ -126,16 +145,14 @@ def plain_loop(kind: type[Tiny], file: Path) -> dict[str, Tensor]:
                 if not own_rates:
                     plain.step()
                 scheduler.on_minibatch_end(epoch, minibatch, steps)
-            model.eval()
-            with torch.no_grad():
-                accuracy = workload.evaluate(model, "validation", "cpu")
-            scheduler.on_epoch_end(epoch, metrics={"min": float(total) / samples, "max": accuracy})
+            scheduler.on_epoch_end(epoch, metrics=metrics())
         return model.state_dict()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.filterwarnings("ignore:thinning changed")
+@pytest.mark.parametrize("in_three_lines", [False, True])
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -143,10 +160,12 @@ def plain_loop(kind: type[Tiny], file: Path) -> dict[str, Tensor]:
         ("pact", Tiny), ("learning rates", Tiny), ("thinning", TinyAdam),
     ],
 )  # fmt: skip
-def test_a_plain_loop_from_a_file_is_our_run_bit_for_bit(name: str, kind: type[Tiny], tmp_path: Path) -> None:
+def test_a_plain_loop_from_a_file_is_our_run_bit_for_bit(
+    name: str, kind: type[Tiny], in_three_lines: bool, tmp_path: Path
+) -> None:
     file = tmp_path / "schedule.yaml"
     file.write_text(text(SCHEDULES[name]))
-    weights = plain_loop(kind, file)
+    weights = plain_loop(kind, file, in_three_lines=in_three_lines)
     config = TrialConfig(workload=kind.name, epochs=EPOCHS, method="compression", schedule=file.read_text())
     with TrainingRun(config) as run:
         assert run.step == 0
@@ -168,7 +187,15 @@ def small() -> nn.Sequential:
 
 def scheduler_of(schedule: dict[str, Any], model: nn.Module | None = None, **more: Any) -> CompressionScheduler:
     model = small() if model is None else model
-    return CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.5), schedule, **more)
+    return CompressionScheduler(model, schedule, torch.optim.SGD(model.parameters(), lr=0.5), **more)
+
+
+def test_a_short_loop_needs_an_optimizer_and_its_batches() -> None:
+    scheduler = CompressionScheduler(small())
+    with pytest.raises(UserError, match="batches needs the optimizer"):
+        next(scheduler.batches(0, [1]))
+    with pytest.raises(UserError, match="loss belongs to a batch"):
+        scheduler.loss(torch.zeros(()))
 
 
 def test_policies_of_one_component_share_its_memory() -> None:
@@ -334,7 +361,7 @@ EVERYTHING = sections(
 def test_a_loop_of_the_users_goes_on_from_any_step(cut: int) -> None:
     """Model, optimizer and scheduler through a file, in a process with another seed's model."""
     model, optimizer = seeded(0)
-    scheduler = CompressionScheduler.from_schedule(model, optimizer, EVERYTHING)
+    scheduler = CompressionScheduler(model, EVERYTHING, optimizer)
     file = io.BytesIO()
     for number in range(12):
         if number == cut:
@@ -344,7 +371,7 @@ def test_a_loop_of_the_users_goes_on_from_any_step(cut: int) -> None:
     file.seek(0)
     state = torch.load(file, weights_only=True)
     again, again_optimizer = seeded(1)
-    other = CompressionScheduler.from_schedule(again, again_optimizer, EVERYTHING)
+    other = CompressionScheduler(again, EVERYTHING, again_optimizer)
     other.prepare_structure(state["scheduler"])
     again.load_state_dict(state["model"])
     again_optimizer.load_state_dict(state["optimizer"])
@@ -373,7 +400,7 @@ def test_what_is_left_of_a_thinned_weight_stays_pruned() -> None:
             },
             extensions={"x": {"class": "FilterRemover"}},
         )
-        scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
+        scheduler = CompressionScheduler(model, schedule, optimizer)
         for minibatch in range(3):
             step(scheduler, 0, minibatch)
         before = scheduler.masks.get("2.weight")
@@ -403,13 +430,13 @@ def test_what_has_not_acted_has_no_state() -> None:
         quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
     )
     model, optimizer = seeded(0)
-    writer = CompressionScheduler.from_schedule(model, optimizer, first)
+    writer = CompressionScheduler(model, first, optimizer)
     for number in range(6):
         step(writer, number // 3, number % 3)
     state = writer.state_dict()
     assert set(state["components"]) == {"pruners.s"}
     assert set(state["policies"]) == {"0"}
-    reader = CompressionScheduler.from_schedule(copy.deepcopy(model), optimizer, second)
+    reader = CompressionScheduler(copy.deepcopy(model), second, optimizer)
     reader.prepare_structure(state)
     reader.load_state_dict(state)
     assert reader.has_acted
@@ -424,10 +451,10 @@ def test_before_change_comes_before_the_first_change_and_model_changed_after_eac
         pruners={"g": ranked("GradientRankedFilterPruner", weights=["0.weight"])},
         quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
     )
-    scheduler = CompressionScheduler.from_schedule(
+    scheduler = CompressionScheduler(
         model,
-        optimizer,
         schedule,
+        optimizer,
         before_change=lambda: log.append(("before", bool(model[0].weight._backward_hooks))),
         model_changed=lambda: log.append(("changed", [type(m).__name__ for m in model])),
     )

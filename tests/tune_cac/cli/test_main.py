@@ -83,6 +83,8 @@ trial --method compression
     method compression has nothing to compress with: give --schedule FILE
 search --compatible
     --compatible is about a schedule: give --schedule FILE, too
+trial --kd-resume t.pt --kd-dw 0.7
+    --kd-distill-wt and --kd-student-wt must be 1 together, --kd-teacher-wt, a constant in the loss, 0, got
 doctor --option depth
     a workload option must be NAME=VALUE
 doctor --script torchrun\ train.py

@@ -36,7 +36,8 @@ from trainables.compression.quantizers.quantized_modules import (
 )
 from trainables.compression.schedule.configs import ComponentConfig, OverridesConfig
 from trainables.compression.schedule.matching import match_modules
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError
+from trainables.workloads.user_code import class_named
 
 __all__ = ["Quantizer", "build_quantizer", "is_quantized"]
 
@@ -359,9 +360,8 @@ def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | Non
     ``name`` is that of the instance in the schedule, for messages. Overrides and bits are checked against the model as
     built, if it is given.
     """
-    if settings.class_ not in _QUANTIZERS:
-        raise unknown_name("quantizer", settings.class_, _QUANTIZERS)
-    quantizer = _QUANTIZERS[settings.class_](name, settings)
+    kind = class_named(settings.class_, _QUANTIZERS, "quantizer", Quantizer)
+    quantizer = kind(name, settings)
     if model is not None:
         quantizer.plan(model)
     return quantizer

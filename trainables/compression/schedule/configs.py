@@ -63,6 +63,16 @@ class ComponentConfig(BaseModel):
             cls.class_ = cls.__name__.removesuffix("Config")
 
 
+def own_config(reference: str) -> type[ComponentConfig]:
+    """Return the settings of a user's class, ``package.module:Class``, which takes any arguments."""
+
+    class Own(ComponentConfig):
+        model_config = ConfigDict(extra="allow")
+        class_: ClassVar[str] = reference
+
+    return Own
+
+
 # --- Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold ------------
 
 Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]

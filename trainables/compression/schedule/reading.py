@@ -28,6 +28,7 @@ from trainables.compression.schedule.configs import (
     ComponentConfig,
     GradualConfig,
     SparsityLevelParameterPrunerConfig,
+    own_config,
 )
 from trainables.compression.schedule.document import (
     FLOAT,
@@ -405,7 +406,8 @@ class _Reader:
         for section, components in self._components.items():
             for name, component in components.items():
                 if component is not None and (section, name) not in self._used:
-                    self._findings.lenient((section, name), "is used by no policy: add one, or leave it out")
+                    text = "is used by no policy: add one, or leave it out"
+                    self._findings.warnings.append(Problem((section, name), text))
         sections = {
             section: {name: component for name, component in components.items() if component is not None}
             for section, components in self._components.items()
@@ -452,12 +454,14 @@ class _Reader:
                 self._findings.error(path, str(error))
                 return None
             return Component(section=section, name=name, class_name=class_name, arguments=arguments)
-        if class_name not in classes:
+        is_own = ":" in class_name and section in ("pruners", "regularizers", "quantizers")
+        if class_name not in classes and not is_own:
             home = next((other for other, there in CLASSES.items() if class_name in there), None)
             elsewhere = f": it belongs under {home}" if home else nearest(class_name, classes)
             self._findings.error((*path, "class"), f"unknown class {class_name!r} of {section}{elsewhere}")
             return None
-        settings = validated(classes[class_name], arguments, path, self._findings)
+        model = own_config(class_name) if is_own else classes[class_name]
+        settings = validated(model, arguments, path, self._findings)
         if settings is None:
             return None
         return Component(section=section, name=name, class_name=class_name, settings=settings)

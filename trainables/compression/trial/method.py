@@ -34,10 +34,10 @@ class AttachedCompression(Attached):
         self._structure = 0
         schedule = schedule_of(config)
         if schedule["policies"]:
-            self.scheduler = CompressionScheduler.from_schedule(
+            self.scheduler = CompressionScheduler(
                 run.model,
-                optimizer,
                 schedule,
+                optimizer,
                 seed=config.seed,
                 compatible=bool(config.schedule_compatible),
                 make_model=run.make_model,

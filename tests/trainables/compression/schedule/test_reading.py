@@ -97,10 +97,6 @@ SILENT = {
         GOOD.replace("{instance_name: lr}", "{instance_name: lr, args: {a: 1}}"),
         "28: policies.2.lr_scheduler.args: lr_scheduler policies take no args, got a",
     ),
-    "unused component": (
-        GOOD.replace("policies:", "  lr2: {class: StepLR}\npolicies:"),
-        "16: lr_schedulers.lr2: is used by no policy: add one, or leave it out",
-    ),
     "epochs beside a range": (
         GOOD.replace("epochs: [1, 4]", "epochs: [1, 4]\n    starting_epoch: 0"),
         "20: policies.0.epochs: epochs and starting_epoch exclude each other: give one, epochs counts",
@@ -121,6 +117,15 @@ def test_a_missing_version_is_a_warning_always(compatible: bool) -> None:
     """Of 79 published schedules 32 have none."""
     with pytest.warns(UserWarning, match=r"^s:3: version is missing: begin the file with version: 1$"):
         schedule = read_schedule(GOOD.replace("version: 1", "#"), source="s", compatible=compatible)
+    assert schedule.policies == read_schedule(GOOD).policies
+
+
+@pytest.mark.parametrize("compatible", [False, True])
+def test_a_component_without_a_policy_is_a_warning_always(compatible: bool) -> None:
+    """Of 79 published schedules 8 have one, and the original runs them."""
+    text = GOOD.replace("policies:", "  lr2: {class: StepLR}\npolicies:")
+    with pytest.warns(UserWarning, match=r"^s:16: lr_schedulers\.lr2: is used by no policy: add one, or leave it out$"):
+        schedule = read_schedule(text, source="s", compatible=compatible)
     assert schedule.policies == read_schedule(GOOD).policies
 
 
