@@ -189,14 +189,27 @@ class Deployed(nn.Module):
             return getattr(self.__dict__["_trained"], name)
 
 
-def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
-    """Quantize an ONNX file in place after training: int8 weights per channel, uint8 activations, by onnxruntime.
+def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
+    """Quantize an ONNX file in place after training, by onnxruntime: int8 weights per channel, uint8 activations.
+
+    A model with attention gets the ranges of its activations anew at every call, and attention itself stays in floats:
+    with fixed ranges a MiniLM lost 10 points (docs/findings.md). Others get them from ``calls``.
 
     Args:
         exported: what `export_model` returned.
-        calls: inputs by position and by name, from which ranges of activations are taken.
+        calls: inputs by position and by name.
+
+    Returns:
+        Whether the ranges are fixed.
     """
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    import onnx
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_dynamic,
+        quantize_static,
+    )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
@@ -206,13 +219,33 @@ def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any]
         def get_next(self) -> dict[str, Any] | None:
             return next(self._left, None)
 
+    file = str(exported.file)
+    graph = onnx.load(file).graph
+    constant = _constants(graph)
+    attends = any(node.op_type == "MatMul" and not constant & set(node.input) for node in graph.node)
     with _quiet(), TemporaryDirectory() as folder:
         prepared = f"{folder}/prepared.onnx"
-        quant_pre_process(str(exported.file), prepared, skip_symbolic_shape=True)
-        quantize_static(
-            prepared, str(exported.file), Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-        )  # fmt: skip
+        quant_pre_process(file, prepared, skip_symbolic_shape=True)
+        if attends:
+            quantize_dynamic(
+                prepared, file, ["MatMul", "Gemm", "Gather"], per_channel=True, weight_type=QuantType.QInt8,
+                extra_options={"MatMulConstBOnly": True},
+            )  # fmt: skip
+        else:
+            quantize_static(
+                prepared, file, Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+            )  # fmt: skip
+    return not attends
+
+
+def _constants(graph: Any) -> set[str]:
+    """Return the names of a graph's constants, also as integers behind DequantizeLinear, or transposed."""
+    found = {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in found:
+            found.update(node.output)
+    return found
 
 
 def executed_products(file: Path) -> tuple[int, int]:
@@ -226,10 +259,7 @@ def executed_products(file: Path) -> tuple[int, int]:
         options.optimized_model_filepath = f"{folder}/optimized.onnx"
         onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         graph = onnx.load(options.optimized_model_filepath).graph
-    constant = {tensor.name for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in constant:
-            constant.update(node.output)
+    constant = _constants(graph)
     weights = {**INTEGER_PRODUCTS, **FLOAT_PRODUCTS}
     kinds = [
         node.op_type for node in graph.node if node.op_type in weights and node.input[weights[node.op_type]] in constant

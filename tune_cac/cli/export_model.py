@@ -149,7 +149,9 @@ def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
         same = compare(model, Deployed(exported, model, as_written=True), workload, quality.name)
         if int8:
             batches = islice(workload.train_batches(0, run.config.seed), CALIBRATION_BATCHES)
-            quantized_after(exported, [call_of(model, partial(workload.loss, model, batch)) for batch in batches])
+            fixed = quantized_after(
+                exported, [call_of(model, partial(workload.loss, model, batch)) for batch in batches]
+            )
         deployed = Deployed(exported, model, threads=threads)
         ran = compare(model, deployed, workload, quality.name)
         with TemporaryDirectory() as folder:
@@ -159,6 +161,9 @@ def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
     print(f"\n{quality.name} on {same.samples} samples of validation: {whole}, of the file {of_file}")
     print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {tolerance:g}), "
           f"as executed by {ran.difference:.1e}")  # fmt: skip
+    if int8:
+        ranges = f"from {CALIBRATION_BATCHES} training batches" if fixed else "anew at every call"
+        print(f"ranges of activations: {ranges}")
     for line in _about(exported, model):
         print(line)
     if same.difference <= tolerance:
