@@ -12,7 +12,7 @@ weight is (O, I, W) or (O, I, H, W), a matrix (O, I); G structures of n elements
     4D           w               1           3 or 4
     Rows         w[o]            O           2
     Cols         w[:, i]         I           2
-    Blocks       r by d of w     O/r I/d HW  4
+    Blocks       r by d of w     O/r I/d HW  2 or 4
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MATRIX = ((2,), "a matrix, 2 dimensions")
 _WEIGHTS = {
     **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), _CONVOLUTION),
     **dict.fromkeys(("Rows", "Cols"), _MATRIX),
-    "Blocks": ((4,), "a 2D convolution's weight, 4 dimensions"),
+    "Blocks": ((2, 4), "a matrix or a 2D convolution's weight, 2 or 4 dimensions"),
 }
 #: Dimensions of the weight that index a group's structures; a structure extends over all other dimensions.
 _INDEXED_BY = {"2D": (0, 1), "3D": (0,), "4D": (), "Filters": (0,), "Channels": (1,), "Rows": (0,), "Cols": (1,)}

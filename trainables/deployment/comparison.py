@@ -33,7 +33,8 @@ class Call(NamedTuple):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Call:
         """Change all tensors that have a batch's samples along dimension 0, as many as the first."""
-        size = next(len(leaf) for leaf in pytree.tree_leaves(tuple(self)) if isinstance(leaf, Tensor))
+        tensors = [leaf for leaf in pytree.tree_leaves(tuple(self)) if isinstance(leaf, Tensor) and leaf.dim()]
+        size = len(tensors[0]) if tensors else 0
 
         def changed(leaf: Any) -> Any:
             return change(leaf) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf

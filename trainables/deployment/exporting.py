@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -14,17 +17,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from trainables.deployment.fixed_model import fixed_copy
 from trainables.errors import UserError, unknown_name
+from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import FlopCounter
 
 #: Formats, and how their files end.
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 #: Operators of onnxruntime that multiply integers, and floats, each with the place of the weight among its inputs.
 INTEGER_PRODUCTS = {"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1,
-                    "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1}  # fmt: skip
+                    "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "MatMulNBits": 1}  # fmt: skip
 FLOAT_PRODUCTS = dict.fromkeys(("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"), 1)
 
 
@@ -40,6 +45,8 @@ class ExportedModel:
     """Multiplications, each with an addition, of one sample, those of attention included; zeros count."""
     has_integers: bool
     """True if weights are stored as int8."""
+    named: tuple[str, ...]
+    """Names of inputs that the model was called with by name, in their order."""
     inputs: tuple[str, ...]
     """Names of the file's inputs, in the order of the model's tensors."""
     outputs: Any
@@ -66,52 +73,87 @@ def export_model(
         kwargs: an example of its inputs by name.
 
     Raises:
-        UserError: another format, ONNX without the extra ``export``, or a model whose forward pass torch cannot export.
+        UserError: another format, a file that cannot be there, ONNX without the extra ``export``, or a model whose
+            forward pass torch cannot export, or that takes one batch size alone.
     """
     file = Path(file)
     to = to or next((name for name, ending in FORMATS.items() if ending == file.suffix), file.suffix)
-    if to not in FORMATS:
-        raise unknown_name("format", to, FORMATS)
-    if to == "onnx":
-        _check_onnx()
+    check_output(file, to)
+    while hasattr(model, "_orig_mod") or isinstance(model, nn.DataParallel | DistributedDataParallel):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
+    name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserError("a scripted model cannot be exported: give the model that it was made of")
+    given = (args,) if isinstance(args, Tensor) else tuple(args)
+    given, named = _of_two_samples(given, dict(kwargs or {}))
     fixed, simulated = fixed_copy(model)
-    named = dict(kwargs or {})
-    shapes = pytree.tree_map(_free_sizes, (tuple(args), named))
-    with _quiet(), torch.no_grad():
-        free = {**dict(zip(signature(fixed.forward).parameters, shapes[0], strict=False)), **shapes[1]}
+    with _quiet(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
-            program = torch.export.export(fixed, tuple(args), named, dynamic_shapes=free if named else shapes[0])
-            with FlopCounter() as counter:
-                program.module()(*args, **named)
+            bound = dict(signature(fixed.forward).bind(*given, **named).arguments)
+            if loose := set(named) - set(signature(fixed.forward).parameters):
+                raise UserError(f"the forward pass of {name} must name its argument {min(loose)}, not take it as **")
+            program = torch.export.export(fixed, given, named, dynamic_shapes=pytree.tree_map(_free_sizes, bound))
+            program.example_inputs = None  # they may be nobody else's business
+            _check_batch(program, given, named, name)
+            macs = _macs(fixed, given, named)
+            if to == "onnx":
+                inputs = _write_onnx(program, file)
+            else:
+                inputs = ()
+                torch.export.save(program, file)
+        except UserError:
+            raise
         except Exception as error:  # whatever the model's code raises under tracing
-            first = str(error).strip().splitlines() or [""]
+            first = next(iter(str(error).strip().splitlines()), "")
+            looks = "data-dependent" in str(error)
             raise UserError(
-                f"torch.export cannot follow the forward pass of {type(model).__name__} ({type(error).__name__}: "
-                f"{first[0]}): it must depend on shapes and types alone, not on values"
+                f"torch cannot export the forward pass of {name} ({type(error).__name__}: {first})"
+                + (": it must not depend on values, only on shapes and types" if looks else "")
             ) from error
-        if to == "onnx":
-            inputs = _write_onnx(program, file)
-        else:
-            torch.export.save(program, file)
-            inputs = ()
-    samples = next((len(leaf) for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)), 1)
     return ExportedModel(
         file=file,
         simulated=tuple(simulated),
         has_integers=any(tensor.dtype == torch.int8 for tensor in fixed.state_dict().values()),
-        macs=counter.get_total_flops() // 2 // samples,
+        macs=macs,
+        named=tuple(named),
         inputs=inputs,
         outputs=program.call_spec.out_spec,
     )
 
 
-def _check_onnx() -> None:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"ONNX needs onnxscript and onnxruntime ({error}): pip install 'tune-cac[export]'") from None
-    onnxruntime.set_default_logger_severity(3)
+def check_output(file: Path, to: str) -> None:
+    """Raise UserError unless a file of a format can be written there, by packages that are installed."""
+    if to not in FORMATS:
+        raise unknown_name("format", to, FORMATS)
+    if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
+        raise UserError(f"the model cannot be written to {file}: it must be a file in a folder that can be written")
+    if to == "onnx":
+        try:
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f"ONNX needs onnxscript and onnxruntime ({error}): pip install 'tune-cac[export]'"
+            ) from None
+
+
+def _of_two_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of an example's tensors on the CPU; of one sample twice, for torch takes a size of 1 as fixed."""
+    size = _samples(args, kwargs)
+    if size == 0:
+        raise UserError("the example must have at least one sample, got none")
+
+    def doubled(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf.detach().cpu().clone()
+        for dimension in range(leaf.dim()):
+            is_free = dimension in (_free_sizes(leaf) or ())
+            if is_free and leaf.shape[dimension] == 1 and (dimension or size == 1):
+                leaf = torch.cat([leaf, leaf], dimension)
+        return leaf
+
+    return pytree.tree_map(doubled, (args, kwargs))
 
 
 def _free_sizes(leaf: Any) -> Any:
@@ -122,6 +164,49 @@ def _free_sizes(leaf: Any) -> Any:
     return dict.fromkeys(range(free), torch.export.Dim.AUTO)
 
 
+def _check_batch(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
+    """Raise UserError unless an exported program takes twice the example's samples, too."""
+    size = _samples(args, kwargs)
+
+    def twice(leaf: Any) -> Any:
+        is_batched = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
+        return torch.cat([leaf, leaf]) if is_batched else leaf
+
+    try:
+        with kept_generators([]):
+            doubled = pytree.tree_map(twice, (args, kwargs))
+            program.module()(*doubled[0], **doubled[1])
+    except Exception as error:
+        raise UserError(
+            f"the forward pass of {name} takes batches of {size} alone: it must take their size from its inputs, such "
+            "as x.flatten(1) or x.reshape(len(x), -1)"
+        ) from error
+
+
+def _samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the size of the first tensor that has dimensions."""
+    sized = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim())
+    return next((len(leaf) for leaf in sized), 1)
+
+
+def _macs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Count one sample's multiplications on the meta device, where fused operators are apart; else on the CPU."""
+    size = _samples(args, kwargs)
+
+    def counted(device: str) -> int:
+        with kept_generators([]), FlopCounter() as counter:
+            moved = pytree.tree_map(
+                lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+            )
+            copy.deepcopy(model).to(device)(*moved[0], **moved[1])
+        return counter.get_total_flops() // 2 // size
+
+    try:
+        return counted("meta")
+    except Exception:  # noqa: BLE001  # it makes tensors of its own, or looks at numbers
+        return counted("cpu")
+
+
 def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
     from trainables.deployment.integer_kernels import fit_integer_kernels
 
@@ -130,6 +215,7 @@ def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
     fit_integer_kernels(made.model)
     for node in made.model.graph:  # lines of the model's source, more bytes than a small model's weights
         node.metadata_props.clear()
+    file.with_name(f"{file.name}.data").unlink(missing_ok=True)  # of an earlier, larger model
     made.save(file, external_data=None)
     return tuple(str(value.name) for value in made.model.graph.inputs)
 
@@ -138,9 +224,9 @@ def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
 def _quiet() -> Iterator[None]:
     """Keep what torch's exporter logs and warns of, which is about itself, off the screen."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -148,7 +234,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _fed(exported: ExportedModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
+    in_order = {name: kwargs[name] for name in exported.named}
+    tensors = [leaf for leaf in pytree.tree_leaves((tuple(args), in_order)) if isinstance(leaf, Tensor)]
     return {name: tensor.cpu().numpy() for name, tensor in zip(exported.inputs, tensors, strict=True)}
 
 

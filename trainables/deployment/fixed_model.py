@@ -42,7 +42,7 @@ def fixed_copy(model: nn.Module) -> tuple[nn.Module, list[str]]:
         The copy, and the names of quantized weights and activations that no 8-bit integer can hold: these compute with
         the same few values, in floats.
     """
-    found = copy.deepcopy(model).eval().requires_grad_(False)
+    found = cpu_copy(model).requires_grad_(False)
     simulated = []
     with torch.no_grad():
         for name, module in list(found.named_modules()):
@@ -57,6 +57,13 @@ def fixed_copy(model: nn.Module) -> tuple[nn.Module, list[str]]:
                     if isinstance(fixed, Rounded):
                         simulated.append(f"{prefix}{words}")
     return found, simulated
+
+
+def cpu_copy(model: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in eval mode; tensors with a history that modules keep are copied without it."""
+    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    memo: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}
+    return copy.deepcopy(model, memo).cpu().eval()
 
 
 def even_grid(quantization: Quantization, w: Tensor | None = None) -> Grid | None:
@@ -99,9 +106,9 @@ def _from_zero(scale: Tensor, q_min: int, q_max: int) -> Grid:
 class Integers(nn.Module):
     """Return the values of an int8 weight, w = (q - z) s, with s and z along ``axis`` if one per channel."""
 
-    def __init__(self, scale: Tensor, zero: Tensor, axis: int | None) -> None:
+    def __init__(self, scale: Tensor, zero: Tensor, axis: int | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis, self.dtype = axis, dtype
         self.one = (float(scale), int(zero)) if axis is None else None
         if axis is not None:
             self.register_buffer("scale", scale.flatten())
@@ -109,9 +116,9 @@ class Integers(nn.Module):
 
     def forward(self, q: Tensor) -> Tensor:
         if self.one is not None:
-            return _QDQ.dequantize_per_tensor.default(q, *self.one, -128, 127, torch.int8)
+            return _QDQ.dequantize_per_tensor.default(q, *self.one, -128, 127, torch.int8).to(self.dtype)
         how: Any = (self.scale, self.zero, self.axis)
-        return _QDQ.dequantize_per_channel.default(q, *how, -128, 127, torch.int8)
+        return _QDQ.dequantize_per_channel.default(q, *how, -128, 127, torch.int8).to(self.dtype)
 
 
 class Requantized(nn.Module):
@@ -123,10 +130,10 @@ class Requantized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         how = (self.scale, self.zero, 0, 255, torch.uint8)
-        q = _QDQ.quantize_per_tensor.default(x, *how)
+        q = _QDQ.quantize_per_tensor.default(x.float(), *how)
         if (self.low, self.high) != (0, 255):
             q = q.clamp(self.low, self.high)
-        return _QDQ.dequantize_per_tensor.default(q, *how)
+        return _QDQ.dequantize_per_tensor.default(q, *how).to(x.dtype)
 
 
 class Rounded(nn.Module):
@@ -138,8 +145,8 @@ class Rounded(nn.Module):
         self.low, self.high = grid.q_min, grid.q_max
 
     def forward(self, x: Tensor) -> Tensor:
-        q = (x * self.scale + self.zero).round().clamp(self.low, self.high)
-        return (q - self.zero) / self.scale
+        q = (x.float() * self.scale + self.zero).round().clamp(self.low, self.high)
+        return ((q - self.zero) / self.scale).to(x.dtype)
 
 
 def _fixed_activation(quantization: Quantization) -> nn.Module:
@@ -168,7 +175,7 @@ def _fix_parameter(module: nn.Module, what: str, behind: Any) -> bool:
         shift = 128 if grid.q_max > 127 else 0
         stored = (wide(value) * grid.scale + grid.zero - shift).round_().to(torch.int8)
         axis = getattr(quantization, "axis", None) if grid.scale.numel() > 1 else None
-        how = Integers((1 / grid.scale).to(value.dtype), grid.zero - shift, axis)  # type: ignore[assignment]
+        how = Integers((1 / grid.scale).float(), grid.zero - shift, axis, value.dtype)  # type: ignore[assignment]
     behind._modules.clear()
     behind._modules["0"] = how
     behind.original = nn.Parameter(stored, requires_grad=False)

@@ -26,14 +26,14 @@ def fit_integer_kernels(model: ir.Model) -> None:
             if weight is None or _array(weight.inputs[0]) is None:
                 continue
             _fold_norm(graph, node, weight)
-            _quantize_bias(graph, node)
             _rectify_integers(graph, node)
+            _quantize_bias(graph, node)
 
 
 def _fold_norm(graph: ir.Graph, node: ir.Node, weight: ir.Node) -> None:
     """Fold the batch norm that alone follows: s_c |f_c| is the step; where f_c < 0, q and z change their signs."""
     norm = _only_user(node)
-    if norm is None or norm.op_type != "BatchNormalization":
+    if norm is None or norm.op_type != "BatchNormalization" or norm.outputs[0].is_graph_output():
         return
     gamma, beta, mean, variance = (_array(value) for value in norm.inputs[1:5])
     bias = _array(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(())
@@ -56,14 +56,25 @@ def _fold_norm(graph: ir.Graph, node: ir.Node, weight: ir.Node) -> None:
 
 
 def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
-    """Store the bias as int32 of step s_x s_c, which moves it by half a step at most."""
+    """Store the bias as int32 of step s_x s_c, which moves it by half a step at most.
+
+    So that this is little, weights of few levels are spread over all of int8 first: w = (k (q - z)) (s / k).
+    """
     source = _producer(node.inputs[0], "DequantizeLinear")
-    bias = _array(node.inputs[2]) if len(node.inputs) > 2 else None
     weight = _producer(node.inputs[1], "DequantizeLinear")
+    bias = _array(node.inputs[2]) if len(node.inputs) > 2 else None
     input_scale = None if source is None else _array(source.inputs[1])
-    if bias is None or input_scale is None or weight is None:
+    after = _only_user(node)
+    is_executed = node.op_type == "Gemm" or (after is not None and after.op_type == "QuantizeLinear")
+    if bias is None or input_scale is None or weight is None or not is_executed:
         return
-    step = (input_scale * _integers(weight)[1]).astype(np.float32)
+    q, scale, zero = _integers(weight)
+    apart = q - zero.reshape(-1, *[1] * (q.ndim - 1)) if zero.ndim else q - zero
+    if (k := 127 // max(1, int(np.abs(apart).max()))) > 1:
+        scale = (scale / k).astype(np.float32)
+        parts = ((k * apart).astype(np.int8), scale, np.zeros(zero.shape, np.int8))
+        _put(graph, node, 1, _dequantized(graph, node, "spread", parts))
+    step = (input_scale * scale).astype(np.float32)
     limits = np.iinfo(np.int32)
     q = np.clip(np.round(bias / step.astype(np.float64)), limits.min, limits.max).astype(np.int32)
     _put(graph, node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))

@@ -12,7 +12,7 @@ from quantized_nets import relative_difference
 from torch import Tensor, nn
 
 import tune_cac as cac
-from trainables.deployment.exporting import Deployed, executed_products, export_model, quantized_after
+from trainables.deployment.exporting import Deployed, _macs, executed_products, export_model, quantized_after
 from trainables.errors import UserError
 
 
@@ -90,8 +90,92 @@ def test_a_forward_pass_that_looks_at_values_is_refused(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if float(x.sum()) > 0 else -x
 
-    with pytest.raises(UserError, match=r"torch\.export cannot follow the forward pass of Looks"):
+    with pytest.raises(UserError, match=r"cannot export the forward pass of Looks .*: it must not depend on values"):
         export_model(Looks(), (torch.ones(2, 3),), tmp_path / "net.pt2")
+
+
+class Weighs(nn.Module):
+    """Arguments of every kind."""
+
+    def forward(self, x: Tensor, *more: Tensor, scale: Tensor, less: Tensor, **named: Tensor) -> Tensor:
+        y = x.mul_(2)
+        for other in more:
+            y = y + other
+        return y * scale - less
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_arguments_of_every_kind_in_any_order(ending: str, tmp_path: Path) -> None:
+    x, more, scale, less = (torch.randn(1, 3) for _ in range(4))
+    before = x.clone()
+    model = Weighs()
+    exported = export_model(model, (x, more), tmp_path / f"m.{ending}", kwargs={"less": less, "scale": scale})
+    assert torch.equal(x, before)
+    deployed = Deployed(exported, model)
+    for size in (1, 5):
+        x, more, scale, less = (torch.randn(size, 3) for _ in range(4))
+        expected = (2 * x + more) * scale - less
+        torch.testing.assert_close(deployed(x.clone(), more, scale=scale, less=less), expected)
+
+
+def test_arguments_without_a_name_in_the_signature_are_refused(tmp_path: Path) -> None:
+    x = torch.randn(2, 3)
+    with pytest.raises(UserError, match=r"must name its argument most, not take it as \*\*"):
+        export_model(Weighs(), (x,), tmp_path / "m.pt2", kwargs={"scale": x, "less": x, "most": x})
+
+
+def test_a_file_has_nothing_of_the_example(tmp_path: Path) -> None:
+    export_model(nn.Linear(8, 8), (torch.randn(100, 8),), tmp_path / "m.pt2")
+    assert torch.export.load(tmp_path / "m.pt2").example_inputs is None
+
+
+def test_recurrent_layers_count() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 12, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.lstm(x)[0]
+            return y[:, -1]
+
+    assert _macs(Last().eval(), (torch.randn(3, 6, 8),), {}) == 6 * 4 * 12 * (8 + 12)
+
+
+def test_a_batch_size_that_is_written_into_the_model_is_refused(tmp_path: Path) -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(4, 4)
+
+    with pytest.raises(UserError, match=r"of Fixed takes batches of 4 alone: it must take their size from its inputs"):
+        export_model(Fixed(), (torch.randn(4, 2, 2),), tmp_path / "m.pt2")
+
+
+def test_a_module_that_keeps_an_output_is_copied(tmp_path: Path) -> None:
+    class Keeps(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last
+
+    net = Keeps(3, 2)
+    net(torch.randn(4, 3))
+    x = torch.randn(2, 3)
+    exported = export_model(torch.nn.DataParallel(net), x, tmp_path / "m.pt2")
+    torch.testing.assert_close(Deployed(exported, net)(x), net(x))
+
+
+@pytest.mark.parametrize(
+    ("file", "args", "message"),
+    [
+        ("absent/m.pt2", (torch.randn(2, 3),), "must be a file in a folder that can be written"),
+        ("m.pt2", (torch.randn(0, 3),), "must have at least one sample"),
+        ("m.pt2", (1, 2, 3), r"cannot export the forward pass of Linear \(TypeError: too many positional"),
+    ],
+)
+def test_what_cannot_be_exported(file: str, args: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        export_model(nn.Linear(3, 2), args, tmp_path / file)
 
 
 def test_onnx_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

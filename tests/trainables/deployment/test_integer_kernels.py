@@ -65,6 +65,9 @@ TRAINING = "QuantAwareTrainRangeLinearQuantizer"
         (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5}, 4, 0.08),
         # Without its input quantized the first layer multiplies floats.
         ("WRPNQuantizer", EIGHT, 3, 0.01),
+        # A bias in steps of coarse weights would move by whole steps of the result.
+        (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3}, 4, 0.2),
+        ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
         ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
     ],
 )
@@ -82,3 +85,17 @@ def test_integers_are_multiplied_and_results_stay(
             # A value between two steps may fall on either: rarely, and then by one.
             found = Deployed(exported, net, as_written=as_written)(x)
             assert relative_difference(expected, found) < most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_that_is_the_output_stays(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4)).to(dtype)
+    build_quantizer("q", settings_of("DorefaQuantizer")).prepare(net, SGD(net.parameters(), 0.1))
+    x = torch.randn(16, 8, dtype=dtype)
+    with torch.no_grad():
+        net.train()(x)
+        exported = export_model(net, (x,), tmp_path / "net.onnx")
+        found = Deployed(exported, net, as_written=True)(x)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, net.eval()(x), rtol=1e-4, atol=1e-5)
