@@ -84,6 +84,8 @@ def export_model(
     name = type(model).__name__
     if isinstance(model, torch.jit.ScriptModule):
         raise UserError("a scripted model cannot be exported: give the model that it was made of")
+    if to == "onnx" and any(tensor.dtype == torch.bfloat16 for tensor in model.state_dict().values()):
+        raise UserError("onnxruntime computes nothing in bfloat16 on a CPU: give model.float(), or use --to torch")
     given = (args,) if isinstance(args, Tensor) else tuple(args)
     given, named = _of_two_samples(given, dict(kwargs or {}))
     fixed, simulated = fixed_copy(model)

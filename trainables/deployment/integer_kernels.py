@@ -66,7 +66,7 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
     input_scale = None if source is None else _array(source.inputs[1])
     after = _only_user(node)
     is_executed = node.op_type == "Gemm" or (after is not None and after.op_type == "QuantizeLinear")
-    if bias is None or input_scale is None or weight is None or not is_executed:
+    if bias is None or input_scale is None or weight is None or not is_executed or _is_requantized(source):
         return
     q, scale, zero = _integers(weight)
     apart = q - zero.reshape(-1, *[1] * (q.ndim - 1)) if zero.ndim else q - zero
@@ -78,6 +78,15 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
     limits = np.iinfo(np.int32)
     q = np.clip(np.round(bias / step.astype(np.float64)), limits.min, limits.max).astype(np.int32)
     _put(graph, node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))
+
+
+def _is_requantized(source: ir.Node | None) -> bool:
+    """Return whether integers of one range are quantized again to another.
+
+    onnxruntime makes one range of both and forgets the step of an int32 bias: it has to make that itself.
+    """
+    quantize = None if source is None else _producer(source.inputs[0], "QuantizeLinear")
+    return quantize is not None and _producer(quantize.inputs[0], "DequantizeLinear") is not None
 
 
 def _rectify_integers(graph: ir.Graph, node: ir.Node) -> None:

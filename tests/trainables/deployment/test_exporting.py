@@ -178,6 +178,13 @@ def test_what_cannot_be_exported(file: str, args: Any, message: str, tmp_path: P
         export_model(nn.Linear(3, 2), args, tmp_path / file)
 
 
+def test_bfloat16_is_for_torch_alone(tmp_path: Path) -> None:
+    net, x = nn.Linear(3, 2).bfloat16(), torch.randn(2, 3).bfloat16()
+    export_model(net, (x,), tmp_path / "m.pt2")
+    with pytest.raises(UserError, match="computes nothing in bfloat16"):
+        export_model(net, (x,), tmp_path / "m.onnx")
+
+
 def test_onnx_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent: Any = None
     monkeypatch.setitem(sys.modules, "onnxscript", absent)
