@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -233,15 +234,46 @@ def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path)
     assert "lora_" in json.loads(trials["stop_events"][1])[-1]["name"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model", "schedule", "control", "share"),
+    [
+        ("vision_transformer", "heads", ["heads=4", "mlp=256"], 0.501),
+        ("resnet", "filters", ["width=23"], 0.534),
+    ],
+)
+def test_models_of_transformers_get_smaller_files(
+    model: str, schedule: str, control: list[str], share: float, tmp_path: Path
+) -> None:
+    """Pruned, thinned, fine-tuned and exported; the control has as many multiplications."""
+    shutil.copy(example("smaller_models.py"), tmp_path)
+    shutil.copy(EXAMPLES / f"{schedule}.yaml", tmp_path)
+    tune_cac, trained = (sys.executable, "-m", "tune_cac"), ("--epochs", "13", "--save")
+    work = ("trial", "--workload", f"smaller_models:{model}")
+    assert all(option in documentation("smaller_models.py") for option in (" ".join(work), *control))
+    run(tmp_path, *tune_cac, *work, "--schedule", f"{schedule}.yaml", *trained, "pruned.pt")
+    options = [word for option in control for word in ("--option", option)]
+    run(tmp_path, *tune_cac, *work, *options, "--method", "none", *trained, "control.pt")
+    macs = {}
+    for name in ("pruned", "control"):
+        lines = run(tmp_path, *tune_cac, "export-model", f"{name}.pt", "--output", f"{name}.onnx")
+        before, after, ratio = lines[3].removeprefix("multiply-adds a sample").split()
+        macs[name] = int(after.replace(",", ""))
+        assert float(ratio) == pytest.approx(share if name == "pruned" else 1, abs=0.006)
+        before, after = re.findall(r"0\.\d+", next(line for line in lines if line.startswith("accuracy")))
+        assert before == after
+    assert macs["control"] == pytest.approx(macs["pruned"], rel=0.02)
+
+
 def test_every_example_is_run_and_says_what_it_is() -> None:
     tested = set(re.findall(r'example\("([\w.]+)"\)', Path(__file__).read_text()))
     searched = (Path(__file__).parent / "test_example_metrics.py").read_text()
     tested |= {f"{name}.py" for name in re.findall(r'^    "(\w+)": \(\[', searched, re.MULTILINE)}
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} == tested
     for path in EXAMPLES.glob("*.py"):
-        assert f"python {path.name}" in documentation(path.name).replace(
-            "torchrun --standalone --nproc-per-node 2", "python"
-        )
+        said = documentation(path.name).replace("torchrun --standalone --nproc-per-node 2", "python")
+        assert f"python {path.name}" in said or f"--workload {path.stem}:" in said
 
 
 def test_pages_show_examples_word_for_word() -> None:

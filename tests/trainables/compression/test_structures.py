@@ -21,6 +21,7 @@ CASES: list[tuple[Structures, tuple[int, ...], Callable[..., int]]] = [
     (Structures("Channels"), LINEAR, lambda f, c: c),
     (Structures("Rows"), LINEAR, lambda f, c: f),
     (Structures("Cols"), LINEAR, lambda f, c: c),
+    (Structures("Blocks", block=(5, 3)), (5, 12), lambda f, c: c // 3),  # heads of an attention's output projection
     (Structures("Filters"), (6, 4, 2), lambda f, c, x: f),
     # One block: r consecutive filters by d consecutive channels at one kernel position.
     (Structures("Blocks", block=(1, 4)), CONV, lambda f, c, y, x: f * 6 + y * 3 + x),

@@ -341,3 +341,35 @@ class Wrapped(nn.Linear):
 def test_a_model_that_cannot_be_followed() -> None:
     with pytest.raises(UserError, match=r"^the model cannot be thinned, for torch_pruning cannot follow it: "):
         thin(nn.Sequential(nn.Linear(3, 3), Wrapped(3, 2)), (images(1, 3),))
+
+
+@pytest.mark.parametrize("architecture", ["vit", "bert"])
+def test_heads_and_widths_of_a_transformer_go(architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    torch.manual_seed(0)
+    if architecture == "vit":
+        model: Any = transformers.ViTForImageClassification(
+            transformers.ViTConfig(**small, image_size=8, patch_size=4, num_channels=1)
+        )
+        x, reads_heads, reads_widths = images(4, 1, 8, 8).float(), "attention.o_proj", "mlp.fc2"
+    else:
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**small, vocab_size=20))
+        x, reads_heads, reads_widths = torch.arange(20).view(4, 5), "attention.output.dense", "r.{}.output.dense"
+    for number in range(2):
+        for name, module in model.named_modules():
+            with torch.no_grad():
+                if name.endswith(f".{number}.{reads_heads}"):
+                    module.weight[:, 8 * number : 8 * number + 8] = 0  # a head
+                if name.endswith(reads_widths.format(number)) and f".{number}." in name:
+                    module.weight[:, [3, 5]] = 0
+    with torch.no_grad():
+        expected = model.eval()(x).logits
+    found = thin(model, (x,), kind="channels")
+    assert found.exact
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).logits, expected)
+    shapes = [tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)]
+    # Query, key and value; the output of three heads; the MLP.
+    assert shapes[:6] == [(24, 32), (24, 32), (24, 32), (32, 24), (22, 32), (32, 22)]
+    assert shapes[6:12] == shapes[:6]

@@ -103,7 +103,8 @@ def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> Non
         ("pruners", ranked("Rows", "stem.weight"),
          "weights.0: Rows of stem.weight need a matrix, 2 dimensions, got shape 8x3x3x3"),
         ("pruners", ranked("Blocks", "time.weight", kwargs={"block_shape": [1, 1, 1, 1]}),
-         "weights.0: Blocks of time.weight need a 2D convolution's weight, 4 dimensions, got shape 4x8x5"),
+         "weights.0: Blocks of time.weight need a matrix or a 2D convolution's weight, 2 or 4 dimensions, got shape "
+         "4x8x5"),
         ("pruners", ranked("Blocks", "stem.weight", kwargs={"block_shape": [1, 2, 1, 1]}),
          "weights.0: block_shape must divide filters and channels of stem.weight, got [1, 2, 1, 1] for shape "
          "(8, 3, 3, 3)"),
