@@ -40,6 +40,7 @@ CALIBRATION_BATCHES = 16
     argument(
         "--int8", action="store_true", help="quantize what the training did not, by onnxruntime and training data"
     ),
+    argument("--quantize", metavar="FILE", help="quantize by a PostTrainLinearQuantizer's settings in YAML"),
     argument("--trial", type=int, help="number of the study's trial (default: the best)"),
     argument("--results", default=RESULTS, help="folder that holds the studies"),
     ALLOWED_DROP,
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--output must end in {FORMATS[arguments.to]} for --to {arguments.to}, got {output}")
     check_output(output, arguments.to)
     with _trained(arguments) as trained:
-        return _export(trained, output, int8=arguments.int8)
+        return _export(trained, output, int8=arguments.int8, quantize=arguments.quantize)
 
 
 @contextmanager
@@ -129,7 +130,7 @@ def _of_study(arguments: argparse.Namespace) -> tuple[TrialConfig, float]:
     return config, float(row["accuracy"])
 
 
-def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
+def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None) -> int:
     import torch
 
     from analysis.formatting import value_text
@@ -139,14 +140,16 @@ def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
     from trainables.deployment.fixed_model import cpu_copy
 
     workload, quality, threads = run.workload, run.quality, run.config.threads
-    if int8 and is_quantized(run.model):
-        raise UserError("--int8 quantizes what the training did not, got a model with a quantizer: leave it out")
+    if (int8 or quantize) and is_quantized(run.model):
+        raise UserError("--int8 and --quantize are for a model without a quantizer: leave them out")
     model, cpu = cpu_copy(run.model), torch.device("cpu")
-    tolerance = TOLERANCE_QUANTIZED if is_quantized(model) else TOLERANCE
+    tolerance = TOLERANCE_QUANTIZED if is_quantized(model) or quantize else TOLERANCE
     with torch.no_grad():
         metrics = workload.metrics_on(model, "validation", cpu, quality.name)
         call = call_of(model, partial(workload.evaluate, model, "validation", cpu))
         built = workload.make_model().eval()
+        if quantize is not None:
+            _quantize(run, model, quantize)
         exported = export_model(model, call.args, output, kwargs=call.kwargs)
         # As the graph is written; what the kernels make of it comes after.
         same = compare(model, Deployed(exported, model, as_written=True), workload, quality.name)
@@ -164,6 +167,8 @@ def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
     print(f"\n{quality.name} on {same.samples} samples of validation: {whole}, of the file {of_file}")
     print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {tolerance:g}), "
           f"as executed by {ran.difference:.1e}")  # fmt: skip
+    if quantize is not None:
+        print(f"{quality.name} by {quantize} as simulated: {value_text(same.metrics[quality.name], quality)}")
     if int8:
         ranges = f"from {CALIBRATION_BATCHES} training batches" if fixed else "anew at every call"
         print(f"ranges of activations: {ranges}")
@@ -173,6 +178,26 @@ def _export(run: TrainingRun, output: Path, *, int8: bool) -> int:
         return 0
     say(f"tune_cac: {output} does not compute what the model computes: do not use it")
     return 1
+
+
+def _quantize(run: TrainingRun, model: nn.Module, file: str) -> None:
+    """Quantize a trained model in place by a file's settings, with ranges of its statistics or of training batches."""
+    from trainables.compression.quantizers import build_quantizer
+    from trainables.compression.quantizers.quantized_modules import CalibratedRange
+    from trainables.compression.schedule import read_schedule
+
+    components = list(read_schedule(Path(file)).components())
+    if [one.class_name for one in components] != ["PostTrainLinearQuantizer"] or components[0].settings is None:
+        raise UserError(f"--quantize {file} must have a PostTrainLinearQuantizer and nothing else")
+    quantizer = build_quantizer(components[0].name, components[0].settings, model)
+    quantizer.prepare(model, None)
+    for module in model.modules():
+        if isinstance(module, CalibratedRange):
+            module.train()
+    for batch in islice(run.workload.train_batches(0, run.config.seed), CALIBRATION_BATCHES):
+        run.workload.loss(model, batch)
+    quantizer.finish_epoch(model)
+    model.eval()
 
 
 def _table(

@@ -144,7 +144,10 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
 
     schedule = schedule_of(config)
     if not schedule["policies"]:
-        raise UserError(f"method {config.method} has nothing to compress with: give --schedule FILE")
+        way = (
+            "give --schedule FILE" if file is None else f"{file} is for a trained model: export-model --quantize {file}"
+        )
+        raise UserError(f"method {config.method} has nothing to compress with: {way}")
     check_on_model(schedule, config, file, compatible=bool(config.schedule_compatible))
     if late := late_policies(schedule, config.epochs):
         raise UserError(

@@ -16,6 +16,9 @@ from trainables.workloads.models.resnet import Block, PaddedShortcut
 PUBLISHED = {
     "resnet20": (10, 32, 269_722, 0.0408),
     "resnet56": (10, 32, 853_018, 0.1265),
+    # The papers' with two projections and their norms in place of padding.
+    "resnet20_cifar": (10, 32, 269_722 + 16 * 32 + 64 + 32 * 64 + 128, 0.0408 + 2 * 131_072e-9),
+    "resnet56_cifar": (10, 32, 853_018 + 16 * 32 + 64 + 32 * 64 + 128, 0.1265 + 2 * 131_072e-9),
     "resnet18": (1000, 224, 11_689_512, 1.814),
     "resnet50": (1000, 224, 25_557_032, 4.089),
     "alexnet": (1000, 224, 61_100_840, 0.714),

@@ -98,3 +98,26 @@ def test_a_trial_of_a_study_is_trained_again(
     assert "training trial 1 again: 2 epochs" in captured.err
     assert "warning" not in captured.err  # it ends with the accuracy that the study has
     assert torch.export.load("mine.pt2").module()(torch.zeros(3, 1, 16, 16)).shape == (3, 10)
+
+
+def test_a_post_training_file_quantizes_a_trained_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without policies, as published: nothing acts while a model trains."""
+    monkeypatch.chdir(tmp_path)
+    Path("q.yaml").write_text(
+        "version: 1\nquantizers:\n  q:\n    class: PostTrainLinearQuantizer\n    per_channel_wts: true\n"
+        "    mode: {activations: ASYMMETRIC_UNSIGNED, weights: SYMMETRIC}\n"
+    )
+    assert main(["trial", "--epochs", "2", "--schedule", "q.yaml"]) == 2
+    assert "q.yaml is for a trained model: export-model --quantize q.yaml" in capsys.readouterr().err
+    assert main(["trial", "--epochs", "3", "--method", "none", "--save", "trained.pt"]) == 0
+    capsys.readouterr()
+    assert main(["export-model", "trained.pt", "--quantize", "q.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "onnxruntime multiplies integers in 7 of 7 layers" in out
+    values = [float(value) for value in re.findall(r"0\.\d{3,}", out.split("samples of validation")[1])[:2]]
+    assert abs(values[0] - values[1]) < 0.03
+    Path("no.yaml").write_text(THINNED)
+    assert main(["export-model", "trained.pt", "--quantize", "no.yaml"]) == 2
+    assert "must have a PostTrainLinearQuantizer and nothing else" in capsys.readouterr().err

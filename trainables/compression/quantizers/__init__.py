@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
@@ -19,6 +21,7 @@ from torch.optim import Optimizer
 from trainables.compression import measures
 from trainables.compression.quantizers.quantized_modules import (
     INPUT,
+    OUTPUT,
     CalibratedRange,
     Frozen,
     FrozenBias,
@@ -34,7 +37,12 @@ from trainables.compression.quantizers.quantized_modules import (
     unit_activation,
     wrpn_weight,
 )
-from trainables.compression.schedule.configs import ComponentConfig, OverridesConfig
+from trainables.compression.schedule.configs import (
+    ComponentConfig,
+    InputConfig,
+    OverridesConfig,
+    PostTrainOverridesConfig,
+)
 from trainables.compression.schedule.matching import match_modules
 from trainables.errors import UserError
 from trainables.workloads.user_code import class_named
@@ -231,6 +239,22 @@ class _Wrpn(Quantizer):
 
 
 class _Pact(Quantizer):
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        super().prepare(model, optimizer)
+        decay = self.given.act_clip_decay
+        if decay is None or optimizer is None:
+            return
+        group = optimizer.param_groups[-1]
+        for module in model.modules():
+            if isinstance(module, LearnedClipActivation):
+                # In place of the group's, which the optimizer adds: not a group of their own, because learning-rate
+                # schedules refer to groups by index.
+                module.alpha.register_hook(
+                    lambda gradient, alpha=module.alpha: (
+                        gradient + (decay - group.get("weight_decay", 0)) * alpha.detach()
+                    )
+                )
+
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
         return LearnedClipActivation(bits, self.given.act_clip_init_val, options)
 
@@ -251,11 +275,15 @@ class _LinearTraining(Quantizer):
         if bits is not None:
             quantize_input(model, self.activation_quantization(bits, options))
 
+    def _mode(self, what: str) -> str:
+        modes = self.given.mode
+        return str(modes.activations if what == "activations" else modes.weights)
+
     def least_bits(self, what: str) -> int:
-        return 2 if self.given.mode.startswith("SYMMETRIC") else 1  # one bit would have no positive level
+        return 2 if self._mode(what).startswith("SYMMETRIC") else 1  # one bit would have no positive level
 
     def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
-        return LinearWeight(bits, self.given.mode, self.channel_axis(layer))
+        return LinearWeight(bits, self.given.mode.weights, self.channel_axis(layer))
 
     def channel_axis(self, layer: nn.Module) -> int | None:
         """Return the axis of the layer's weight whose slices each get a grid; None: one grid for all."""
@@ -264,10 +292,10 @@ class _LinearTraining(Quantizer):
         return 1 if isinstance(layer, measures.TRANSPOSED) else 0
 
     def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
-        return LinearWeight(bits, self.given.mode, None)
+        return LinearWeight(bits, self.given.mode.weights, None)
 
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
-        return MovingRange(bits, self.given.mode, self.given.ema_decay, options)
+        return MovingRange(bits, self.given.mode.activations, self.given.ema_decay, options)
 
 
 class _PostTraining(_LinearTraining):
@@ -288,19 +316,52 @@ class _PostTraining(_LinearTraining):
 
     def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
         weight: Any = layer.weight
-        return FrozenWeight(bits, self.given.mode, self.channel_axis(layer), weight)
+        return FrozenWeight(bits, self.given.mode.weights, self.channel_axis(layer), weight)
 
     def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
         bias: Any = layer.bias
         return FrozenBias(bits, bias, per_channel=self.given.per_channel_wts)
 
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
-        return CalibratedRange(bits, self.given.mode, self.given.clip_acts, self.given.clip_n_stds, options)
+        given = self.given
+        return CalibratedRange(bits, given.mode.activations, given.clip_acts, given.clip_n_stds, options)
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        given = self.given
+        modules = dict(model.named_modules())
+        self._own: dict[nn.Module, PostTrainOverridesConfig] = {}  # the first override that matches each module
+        for pattern, override in given.overrides.items():
+            for name in match_modules(pattern, [name for name in modules if name]):
+                self._own.setdefault(modules[name], override)
+        stats = None if given.model_activation_stats is None else read_stats(given.model_activation_stats)
+        super().prepare(model, optimizer)
+        if stats is not None:
+            for name, module in modules.items():
+                for place, found in ((INPUT, stats.get(name, {}).get("inputs", {}).get(0)),
+                                     (OUTPUT, stats.get(name, {}).get("output"))):  # fmt: skip
+                    seen = module._modules.get(place)
+                    if found is not None and isinstance(seen, CalibratedRange):
+                        seen.take(found)
+            self.finish_epoch(model)
 
     def change(self, module: nn.Module, bits: Mapping[str, int], options: Mapping[str, Any]) -> None:
         super().change(module, bits, options)
-        if isinstance(module, WEIGHT_LAYERS) and "activations" in bits:
-            quantize_input(module, self.activation_quantization(bits["activations"], options))
+        own = self._own.get(module, PostTrainOverridesConfig())
+        output = module._modules.get(OUTPUT)
+        if own.clip_acts is not None and isinstance(output, CalibratedRange):
+            output = CalibratedRange(output.bits, output.mode, own.clip_acts, own.clip_n_stds, options)
+            module._modules[OUTPUT] = output
+        if not isinstance(module, WEIGHT_LAYERS) or not own.quantize_inputs:
+            return
+        other = own.input_overrides.get(0, InputConfig(from_output=True))
+        number = bits.get("activations") if other.from_output else other.bits_activations or bits.get("activations")
+        if number is None:
+            return
+        like: Any = output if isinstance(output, CalibratedRange) else self.activation_quantization(number, options)
+        given = (like.mode, like.clip, like.deviations)
+        if not other.from_output:
+            given = (other.mode or like.mode, *((other.clip_acts, other.clip_n_stds) if other.clip_acts else given[1:]))
+        quantize_input(module, CalibratedRange(number, *given, options))
 
     def finish_epoch(self, model: nn.Module) -> None:
         """Freeze all ranges for good; later calls do nothing.
@@ -338,6 +399,22 @@ def _freeze_parameters(layer: nn.Module) -> None:
     seen = layer._modules.get(INPUT)
     if isinstance(bias, FrozenBias) and isinstance(seen, CalibratedRange) and seen.frozen:
         bias.freeze_at(1 / seen.grid().scale, 1 / weight.grid().scale)
+
+
+def read_stats(file: str) -> dict[str, Any]:
+    """Read a file of activation statistics: by layer, ``inputs`` by number and ``output``, each with min, max, ....
+
+    UserError: there is none, or it is something else.
+    """
+    try:
+        stats = yaml.safe_load(Path(file).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"model_activation_stats {file} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(stats, dict) or not all(
+        isinstance(found, dict) and "output" in found for found in stats.values()
+    ):
+        raise UserError(f"model_activation_stats {file} must have inputs and output of each layer by its name")
+    return stats
 
 
 def _options_of(model: nn.Module) -> dict[str, Any]:

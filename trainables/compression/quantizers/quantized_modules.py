@@ -331,6 +331,18 @@ class CalibratedRange(Frozen):
         if clip == "N_STD":
             _add_buffers(self, ("values", "mean", "squares"), options)
 
+    @torch.no_grad()
+    def take(self, found: Mapping[str, float]) -> None:
+        """Take the range of earlier statistics: min, max, avg_min, avg_max, mean and std of all batches."""
+        ends = ("avg_min", "avg_max") if self.clip == "AVG" else ("min", "max")
+        self.low.fill_(found[ends[0]])
+        self.high.fill_(found[ends[1]])
+        self.batches.fill_(1)
+        if self.clip == "N_STD":
+            self.values.fill_(1)
+            self.mean.fill_(found["mean"])
+            self.squares.fill_(found["std"] ** 2)
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.frozen and self.training and x.numel() > 0:
             self._see(x.detach())

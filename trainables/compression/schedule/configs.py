@@ -284,6 +284,45 @@ class OverridesConfig(ComponentConfig):
 _Overrides = dict[Text, OverridesConfig]
 #: The mapping of a range to numbers.
 _Mode = Annotated[Mode, BeforeValidator(_plain)]
+_Clip = Annotated[Clip, BeforeValidator(_plain)]
+
+
+class ModesConfig(ComponentConfig):
+    """A mapping each for activations and for weights (biases are weights)."""
+
+    class_: ClassVar[str] = ""
+    activations: _Mode = "SYMMETRIC"
+    weights: _Mode = "SYMMETRIC"
+
+
+def _by_kind(given: Any) -> Any:
+    return {"activations": given, "weights": given} if isinstance(given, str) else given
+
+
+_Modes = Annotated[ModesConfig, BeforeValidator(_by_kind)]
+
+
+class InputConfig(ComponentConfig):
+    """Settings of a layer's input that differ from those of its output."""
+
+    class_: ClassVar[str] = ""
+    from_output: Flag = False
+    """As the output; the other keys then mean nothing."""
+    bits_activations: Bits | None = None
+    mode: _Mode | None = None
+    clip_acts: _Clip | None = None
+    clip_n_stds: Positive | None = None
+
+
+class PostTrainOverridesConfig(OverridesConfig):
+    """Settings of some layers in post-training quantization."""
+
+    class_: ClassVar[str] = ""
+    clip_acts: _Clip | None = None
+    clip_n_stds: Positive | None = None
+    quantize_inputs: Flag = True
+    input_overrides: dict[int, InputConfig] = Field(default_factory=dict)
+    """By the number of the input; layers have the input 0 alone."""
 
 
 class _QuantizerConfig(ComponentConfig):
@@ -305,13 +344,15 @@ class PACTQuantizerConfig(_QuantizerConfig):
     """DoReFa weights, activations clipped at a learned value (Choi et al. 2018, eqs. 1 to 3)."""
 
     act_clip_init_val: Positive = 8.0
+    act_clip_decay: NotNegative | None = None
+    """Weight decay of the clipping values; None: the optimizer's."""
 
 
 class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
 
     bits_bias: Bits | None = 32
-    mode: _Mode = "SYMMETRIC"
+    mode: _Modes = Field("SYMMETRIC", validate_default=True)
     ema_decay: Fraction = 0.999
     per_channel_wts: Flag = False
     quantize_inputs: Flag = True
@@ -324,11 +365,15 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 8
     bits_parameters: Bits | None = 8
     bits_accum: Bits = 32
-    overrides: _Overrides = Field(default_factory=dict)
-    mode: _Mode = "SYMMETRIC"
-    clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
+    overrides: dict[Text, PostTrainOverridesConfig] = Field(default_factory=dict)
+    mode: _Modes = Field("SYMMETRIC", validate_default=True)
+    clip_acts: _Clip = "NONE"
     clip_n_stds: Positive | None = None
     per_channel_wts: Flag = False
+    model_activation_stats: Text | None = None
+    """A file of `QuantCalibrationStatsCollector` with the ranges, in place of an epoch that sees them."""
+    inputs_quant_auto_fallback: Flag = True
+    """Accepted for published schedules: an input is always quantized by its own range."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:
@@ -341,7 +386,9 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
 
 
 #: The models of arguments that are maps, and of the values of such maps.
-NESTED: dict[str, type[ComponentConfig]] = {"kwargs": BlockConfig, "overrides": OverridesConfig}
+NESTED: dict[str, type[ComponentConfig]] = {
+    "kwargs": BlockConfig, "overrides": OverridesConfig, "mode": ModesConfig
+}  # fmt: skip
 
 QUANTIZERS = _by_name(
     DorefaQuantizerConfig,

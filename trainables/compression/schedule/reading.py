@@ -27,6 +27,9 @@ from trainables.compression.schedule.configs import (
     BaiduRNNPrunerConfig,
     ComponentConfig,
     GradualConfig,
+    OverridesConfig,
+    PostTrainLinearQuantizerConfig,
+    PostTrainOverridesConfig,
     SparsityLevelParameterPrunerConfig,
     own_config,
 )
@@ -321,6 +324,8 @@ def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Fi
 def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     owner = NESTED[str(loc[0])] if len(loc) > 1 and loc[0] in NESTED else model
+    if owner is OverridesConfig and model is PostTrainLinearQuantizerConfig:
+        owner = PostTrainOverridesConfig
     if kind == "extra_forbidden":
         return f"unknown argument of {owner.class_ or loc[-2]}{nearest(str(loc[-1]), owner.model_fields)}"
     if kind == "missing":
@@ -467,6 +472,10 @@ class _Reader:
         return Component(section=section, name=name, class_name=class_name, settings=settings)
 
     def _policies(self, given: Any) -> list[PlannedPolicy]:
+        post_training = [one for one in self._components["quantizers"].values() if one is not None]
+        if given is None and [one.class_name for one in post_training] == ["PostTrainLinearQuantizer"]:
+            self._used.add(("quantizers", post_training[0].name))
+            return []  # it quantizes a trained model, so nothing acts in epochs
         if not isinstance(given, list) or not given:
             got = "is missing" if given is None else f"got {shown(given)}"
             self._findings.error(("policies",), f"must be a list of what acts when, with at least one entry; {got}")

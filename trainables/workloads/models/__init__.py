@@ -26,6 +26,8 @@ class Entry(NamedTuple):
 MODELS: dict[str, Entry] = {
     "resnet20": Entry("resnet", 10),
     "resnet56": Entry("resnet", 10),
+    "resnet20_cifar": Entry("resnet", 10),
+    "resnet56_cifar": Entry("resnet", 10),
     "resnet18": Entry("resnet", 1000),
     "resnet50": Entry("resnet", 1000),
     "alexnet": Entry("alexnet_vgg", 1000),

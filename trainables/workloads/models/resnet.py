@@ -109,9 +109,19 @@ def resnet20(classes: int, channels: int = 3) -> nn.Sequential:
     return _small(3, classes, channels)
 
 
+def resnet20_cifar(classes: int, channels: int = 3) -> nn.Sequential:
+    """Build ResNet-20 with projections, as Distiller's schedules of that name want it."""
+    return _small(3, classes, channels, projection)
+
+
 def resnet56(classes: int, channels: int = 3) -> nn.Sequential:
     """Build ResNet-56 for 32x32 images: nine blocks per stage; 853,018 parameters with 10 classes."""
     return _small(9, classes, channels)
+
+
+def resnet56_cifar(classes: int, channels: int = 3) -> nn.Sequential:
+    """Build ResNet-56 with projections, as Distiller's schedules of that name want it."""
+    return _small(9, classes, channels, projection)
 
 
 def _large(kernels: Sequence[int], expansion: int, depths: Sequence[int], classes: int, channels: int) -> nn.Sequential:
@@ -120,9 +130,9 @@ def _large(kernels: Sequence[int], expansion: int, depths: Sequence[int], classe
     return _resnet(stem, kernels, expansion, STAGE_WIDTHS, depths, classes, projection, maxpool=pool)
 
 
-def _small(depth: int, classes: int, channels: int) -> nn.Sequential:
+def _small(depth: int, classes: int, channels: int, shortcut: Shortcut = PaddedShortcut) -> nn.Sequential:
     stem = nn.Conv2d(channels, SMALL_STAGE_WIDTHS[0], 3, padding=1, bias=False)
-    return _resnet(stem, (3, 3), 1, SMALL_STAGE_WIDTHS, (depth,) * 3, classes, PaddedShortcut)
+    return _resnet(stem, (3, 3), 1, SMALL_STAGE_WIDTHS, (depth,) * 3, classes, shortcut)
 
 
 def _resnet(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from trainables.compression.quantizers import Bits, Quantizer, build_quantizer, is_quantized, plan_bits
+from trainables.compression.quantizers.quantized_modules import LearnedClipActivation
 from trainables.compression.schedule.configs import DorefaQuantizerConfig
 from trainables.errors import UserError
 from trainables.gradskip import optimizers as gradskip
@@ -312,3 +313,20 @@ def test_one_module_under_two_names_must_be_given_the_same_bits() -> None:
         planned({"second": {"bits_activations": 4}}, model)
     assert planned({"first|second": {"bits_activations": 4}}, model)["first"]["activations"] == 4
     assert planned({}, model)["first"] == DEFAULT
+
+
+@pytest.mark.parametrize("decay", [None, 0.0, 0.3])
+def test_the_learned_clip_has_a_weight_decay_of_its_own(decay: float | None) -> None:
+    """Other weights have the optimizer's; the gradient of the clip is 0 where nothing reaches it."""
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.2)
+    changes = {} if decay is None else {"act_clip_decay": decay}
+    build_quantizer("q", settings_of("PACTQuantizer", **changes)).prepare(model, optimizer)
+    (model(torch.zeros(2, 1, 4, 4)) * 0).sum().backward()
+    before = model.fc.parametrizations.weight.original.detach().clone()
+    optimizer.step()
+    shrunk = 1 - 0.1 * (0.2 if decay is None else decay)
+    for module in model.modules():
+        if isinstance(module, LearnedClipActivation):
+            assert float(module.alpha) == pytest.approx(1.5 * shrunk)
+    torch.testing.assert_close(model.fc.parametrizations.weight.original, before * (1 - 0.1 * 0.2))
