@@ -389,9 +389,16 @@ def test_without_a_baseline_nothing_is_written_to_paste(tmp_path: Path) -> None:
 
 
 def test_the_headline_says_which_compute() -> None:
-    assert "trial 1: saves 62.0 % of the inference compute; validation" in said(frame_of(pruned(0.967, 0.62, 0.1)))
+    assert (
+        "saves 62.0 % of the inference compute, 62.0 % by single zeros, which kernels do not skip; validation"
+        in said(frame_of(pruned(0.967, 0.62, 0.1)))
+    )
+    thinned = pruned(0.967, 0.5, columns={"dense_macs": 60, "effective_macs": 50})  # of 100
+    assert "saves 50.0 % of the inference compute, 10.0 % by single zeros" in said(frame_of(thinned))
+    removed = pruned(0.967, 0.5, columns={"dense_macs": 50, "effective_macs": 50})
+    assert "saves 50.0 % of the inference compute; validation" in said(frame_of(removed))
     both = said(frame_of(pruned(0.967, 0.6, 0.2, saving="both"), saving="both"))
-    assert "trial 1: saves 40.0 % of training and inference compute, on average; validation" in both
+    assert "trial 1: saves 40.0 % of training and inference compute, on average, 60.0 % by single zeros" in both
     assert said(frame_of(pruned(0.97, 0.0, 0.5))) == NOTHING  # compute of training alone is nothing here
 
 
@@ -448,8 +455,9 @@ def test_the_report_has_sums_layers_confirmation_and_no_schedule() -> None:
 HEAD = [
     "# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0",
     "# trial 1",
-    "# Take the settings of trial 1: saves 50.0 % of the inference compute; validation accuracy -0.20 points on one",
-    "#   seed, 0.50 points allowed. What other seeds give is not known.",
+    "# Take the settings of trial 1: saves 50.0 % of the inference compute, 50.0 % by single zeros, which kernels",
+    "#   do not skip; validation accuracy -0.20 points on one seed, 0.50 points allowed. What other seeds give is not",
+    "#   known.",
 ]
 
 
