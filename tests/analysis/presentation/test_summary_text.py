@@ -456,8 +456,8 @@ HEAD = [
     "# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0",
     "# trial 1",
     "# Take the settings of trial 1: saves 50.0 % of the inference compute, 50.0 % by single zeros, which kernels",
-    "#   do not skip; validation accuracy -0.20 points on one seed, 0.50 points allowed. What other seeds give is not",
-    "#   known.",
+    "#   do not skip; validation accuracy -0.20 points on one seed, 0.50 points allowed. What other seeds give is",
+    "#   not known.",
 ]
 
 
