@@ -483,7 +483,7 @@ def test_best_yaml_is_the_schedule_that_the_trial_trained() -> None:
                                    pruning_start_epoch=3, pruning_end_epoch=9, pruning_frequency=2)))  # fmt: skip
     text = best_schedule(COMPRESSED, best, 0.005)
     assert text is not None
-    assert text.splitlines()[:5] == [*HEAD, "# Epochs are those of a run of this length."]
+    assert text.splitlines()[:6] == [*HEAD, "# Epochs are those of a run of this length."]
     schedule = read_schedule(text)
     (policy,) = schedule.policies
     assert list(policy.timing.active_epochs()) == [3, 5, 7]
