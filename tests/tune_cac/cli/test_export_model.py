@@ -118,6 +118,11 @@ def test_a_post_training_file_quantizes_a_trained_model(
     assert "onnxruntime multiplies integers in 7 of 7 layers" in out
     values = [float(value) for value in re.findall(r"0\.\d{3,}", out.split("samples of validation")[1])[:2]]
     assert abs(values[0] - values[1]) < 0.03
+    # A student is exported without its teacher.
+    assert main(["trial", "--epochs", "1", "--kd-resume", "trained.pt", "--save", "student.pt"]) == 0
+    assert main(["export-model", "student.pt", "--to", "torch"]) == 0
+    program = torch.export.load("model.pt2")
+    assert sum(tensor.numel() for tensor in program.state_dict.values()) < 20_000
     Path("no.yaml").write_text(THINNED)
     assert main(["export-model", "trained.pt", "--quantize", "no.yaml"]) == 2
     assert "must have a PostTrainLinearQuantizer and nothing else" in capsys.readouterr().err
