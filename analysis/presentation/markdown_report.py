@@ -163,7 +163,7 @@ def _rare_losses(confirmation: pd.DataFrame) -> str:
 _SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("sparsity", "sparsity", percent),
     ("structured_sparsity", "sparsity in whole filters, rows or channels", percent),
-    ("inference_saved", "inference compute saved", percent),
+    ("inference_saved", "inference compute saved, zeros skipped", percent),
     ("dense_macs", "MACs of a sample, zeros included", "{:,.0f}".format),
     ("effective_macs", "MACs of the weights that are not zero", "{:,.0f}".format),
     ("parameters", "parameters", "{:,.0f}".format),

@@ -225,7 +225,8 @@ def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd
     if found.time_saved is not None:
         time = percent(abs(found.time_saved))
         saving += f" ({time} of the time)" if found.time_saved >= 0 else f" (in {time} more time)"
-    if saving_of(best) in (INFERENCE, BOTH) and (zeros := inference_zeros(best)) >= 0.0005:
+    part = {INFERENCE: 1, BOTH: 0.5}.get(saving_of(best), 0)
+    if (zeros := part * inference_zeros(best)) >= 0.0005:
         saving += f", {percent(zeros)} by single zeros, which kernels do not skip"
     lost, allowed = words.change(found.loss), f"{drop_text(words.limit, words.quality)} allowed."
     if found.confidence is None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         RegularizationPolicy,
         ThinningPolicy,
     )
-    from trainables.compression.pruners import build_pruner
-    from trainables.compression.quantizers import build_quantizer
-    from trainables.compression.regularizers import build_regularizer
+    from trainables.compression.pruners import Pruner, build_pruner
+    from trainables.compression.quantizers import Quantizer, build_quantizer
+    from trainables.compression.regularizers import Regularizer, build_regularizer
     from trainables.compression.schedule import ScheduleError, read_schedule
     from trainables.compression.scheduler import CompressionScheduler
     from trainables.compression.sensitivity import sensitivity_analysis
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CompressionScheduler", "PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
     "build_regularizer",
-    "DistillationPolicy", "build_pruner", "build_quantizer", "read_schedule", "ScheduleError",
-    "sensitivity_analysis",
+    "DistillationPolicy", "Pruner", "Quantizer", "Regularizer", "build_pruner", "build_quantizer", "read_schedule",
+    "ScheduleError", "sensitivity_analysis",
 ]  # fmt: skip
 
 _named, __dir__ = lazy_names(
@@ -42,9 +42,9 @@ _named, __dir__ = lazy_names(
         "scheduler": ("CompressionScheduler",),
         "policies": ("PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
                      "DistillationPolicy"),
-        "regularizers": ("build_regularizer",),
-        "pruners": ("build_pruner",),
-        "quantizers": ("build_quantizer",),
+        "regularizers": ("build_regularizer", "Regularizer"),
+        "pruners": ("build_pruner", "Pruner"),
+        "quantizers": ("build_quantizer", "Quantizer"),
         "schedule": ("read_schedule", "ScheduleError"),
         "sensitivity": ("sensitivity_analysis",),
     },

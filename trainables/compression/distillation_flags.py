@@ -47,9 +47,13 @@ def add_distillation_args(
 def distillation_fields(given: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a configuration that the flags stand for; empty without a teacher.
 
-    UserError: weights that a trial's loss has not, or ``--kd-pretrained``.
+    UserError: weights that a trial's loss has not, ``--kd-pretrained``, or flags without a teacher.
     """
     if given.kd_teacher is None and given.kd_resume is None:
+        bare = argparse.ArgumentParser()
+        add_distillation_args(bare)
+        if any(getattr(given, name) != value for name, value in vars(bare.parse_args([])).items()):
+            raise UserError("--kd-* flags need a teacher: give --kd-teacher NAME or --kd-resume FILE, too")
         return {}
     if given.kd_pretrained:
         raise UserError("--kd-pretrained has no weights to load: give them by --kd-resume FILE")

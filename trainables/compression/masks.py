@@ -136,7 +136,7 @@ class Masks:
         weights, masks, doubled = self._plans[forward]
         for name in doubled:
             weight = self._parameters[name]
-            if forward and name in self._live:
+            if name in self._live:  # no step has been taken with it
                 weight.copy_(self._copies[name])
             elif name in self._copies:
                 self._copies[name].copy_(weight)

@@ -43,7 +43,9 @@ class Pruner:
 
     def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
         names = tuple(parameters_as_built(model))
-        given = getattr(settings, self.argument)
+        given = getattr(settings, self.argument, None)
+        if given is None:
+            raise UserError(f"{settings.class_} needs {self.argument}, the parameters that it prunes")
         self.settings = settings
         # Value of the argument by parameter name, None if it has no values.
         self.values: dict[str, Any] = (

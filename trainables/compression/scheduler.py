@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainables.compression.distillation import KnowledgeDistillationPolicy
 from trainables.compression.lr_schedulers import check_lr_scheduler
@@ -105,29 +106,40 @@ class CompressionScheduler:
     ) -> Iterator[T]:
         """Yield the batches of an epoch, around each of which everything else is called but `loss`.
 
+        A loop that is left early ends the epoch.
+
         Args:
             epoch: number from 0.
             loader: has a length.
             metrics: evaluates after the last batch, for learning rates that depend on it (`on_epoch_end`).
 
-        UserError: there is no optimizer.
+        UserError: there is no optimizer, or the loader's length is not that of its batches.
         """
-        optimizer = self.training.optimizer
-        if optimizer is None:
+        if self.training.optimizer is None:
             raise UserError("batches needs the optimizer: CompressionScheduler(model, schedule, optimizer)")
-        number = len(loader)
-        before = optimizer.register_step_pre_hook(lambda *_: self.before_parameter_optimization(epoch, 0, number))
+        if self._place is not None:
+            raise UserError("batches of one scheduler must not be nested: end the other loop first")
+        if not hasattr(loader, "__len__"):
+            raise UserError(f"the loader must have a length, got {type(loader).__name__}: list(loader) has one")
+        number, place = len(loader), (epoch, -1, 0)
+        # Of every optimizer: the model's weights may be shared among several.
+        before = register_optimizer_step_pre_hook(lambda *_: self.masks.restore())
         try:
             self.on_epoch_begin(epoch)
             for minibatch, batch in enumerate(loader):
-                self._place = (epoch, minibatch, number)
-                self.on_minibatch_begin(*self._place)
-                yield batch
-                self.on_minibatch_end(*self._place)
-            self.on_epoch_end(epoch, metrics=None if metrics is None else metrics())
+                self._place = place = (epoch, minibatch, number)
+                self.on_minibatch_begin(*place)
+                try:
+                    yield batch
+                finally:  # also where the loop is left
+                    self.on_minibatch_end(*place)
+            if place[1] != number - 1:
+                raise UserError(f"the loader's length must be that of its batches, got {number} for {place[1] + 1}")
         finally:
             before.remove()
-            self._place = None
+            if self._place is place:
+                self._place = None
+                self.on_epoch_end(epoch, metrics=None if metrics is None else metrics())
 
     def loss(self, loss: Tensor) -> Tensor:
         """Return the loss of a batch of `batches` with what regularizers and distillers add."""
@@ -159,13 +171,15 @@ class CompressionScheduler:
             made = policy
             policy = DistillationPolicy(lambda: made)
         elif isinstance(policy, Pruner):
-            component = f"pruners.{len(self.policies)}"
+            component = f"added.{len(self.policies)}"
             self.add_component(component, policy)
             policy = PruningPolicy(policy)
         elif isinstance(policy, Regularizer):
             policy = RegularizationPolicy(policy)
         elif isinstance(policy, Quantizer):
             policy = QuantizationPolicy(policy)
+        elif not isinstance(policy, Policy):
+            raise UserError(f"a policy must be one, or a pruner, regularizer or quantizer, got {type(policy).__name__}")
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
     def add_component(self, name: str, component: Any) -> None:

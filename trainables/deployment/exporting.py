@@ -30,7 +30,9 @@ FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 #: Operators of onnxruntime that multiply integers, and floats, each with the place of the weight among its inputs.
 INTEGER_PRODUCTS = {"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1,
                     "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "MatMulNBits": 1}  # fmt: skip
-FLOAT_PRODUCTS = dict.fromkeys(("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"), 1)
+FLOAT_PRODUCTS = dict.fromkeys(
+    ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "GRU", "LSTM", "RNN"), 1
+)
 
 
 @dataclass(frozen=True)

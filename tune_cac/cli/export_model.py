@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -186,7 +187,9 @@ def _quantize(run: TrainingRun, model: nn.Module, file: str) -> None:
     from trainables.compression.quantizers.quantized_modules import CalibratedRange
     from trainables.compression.schedule import read_schedule
 
-    components = list(read_schedule(Path(file)).components())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is for a trained model
+        components = list(read_schedule(Path(file)).components())
     if [one.class_name for one in components] != ["PostTrainLinearQuantizer"] or components[0].settings is None:
         raise UserError(f"--quantize {file} must have a PostTrainLinearQuantizer and nothing else")
     quantizer = build_quantizer(components[0].name, components[0].settings, model)

@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--set and --schedule need a method that heeds them, got --method none")
     if arguments.schedule is not None and "compression" not in method.split("+"):
         raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")
+    if distillation_fields(arguments) and "compression" not in method.split("+"):
+        raise UserError(f"--kd-* flags need --method compression or gradskip+compression, got --method {method}")
     values |= with_schedule({}, arguments.schedule, compatible=arguments.compatible)
     if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})

@@ -104,9 +104,11 @@ def test_classes_of_the_users_own() -> None:
         "version": 1,
         "pruners": {"every": {"class": "mine:EveryNth", "weights": ["0.weight"], "n": 3}},
         "regularizers": {"tenth": {"class": "mine:Tenth", "strengths": {"2.weight": 0.1}}},
+        "quantizers": {"plain": {"class": "mine:Plain", "bits_weights": 4, "overrides": {"2": {"bits_weights": None}}}},
         "policies": [
             {"pruner": {"instance_name": "every"}, "epochs": [0]},
             {"regularizer": {"instance_name": "tenth"}, "epochs": [0]},
+            {"quantizer": {"instance_name": "plain"}, "epochs": [1]},
         ],
     }
     model = model_of()
@@ -127,12 +129,14 @@ def test_classes_of_the_users_own() -> None:
         ("mine:Every", r"name in mine 'Every'.*EveryNth"),
         ("mine:function", r"must be a subclass of trainables\.compression\.pruners\.Pruner"),
         ("absent:Every", "there is no module absent"),
+        ("mine:EveryNth", "mine:EveryNth needs weights, the parameters that it prunes"),
     ],
 )
 def test_what_is_no_class_of_the_kind(name: str, message: str) -> None:
+    weights = {} if name == "mine:EveryNth" else {"weights": "0.weight"}  # a single name is a list of one
     schedule = {
         "version": 1,
-        "pruners": {"p": {"class": name, "weights": ["0.weight"]}},
+        "pruners": {"p": {"class": name, **weights}},
         "policies": [{"pruner": {"instance_name": "p"}, "epochs": [0]}],
     }
     with pytest.raises(UserError, match=message):

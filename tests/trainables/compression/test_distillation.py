@@ -348,6 +348,8 @@ def test_flags_are_fields_of_a_trial() -> None:
     assert distillation_fields(parser.parse_args(given)) == {
         "distill_checkpoint": "t.pt", "distill_temperature": 4.0, "distill_weight": 0.7, "distill_start_epoch": 1,
     }  # fmt: skip
+    with pytest.raises(UserError, match=r"need a teacher: give --kd-teacher NAME or --kd-resume FILE, too"):
+        distillation_fields(parser.parse_args(["--kd-temp", "4"]))
     for more, message in (
         (["--kd-tw", "1"], r"must be 1 together, .*, got 0\.7, 0\.3, 1: scale the learning rate"),
         (["--kd-sw", "0.5"], r"got 0\.7, 0\.5, 0"),

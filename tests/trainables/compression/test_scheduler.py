@@ -198,6 +198,76 @@ def test_a_short_loop_needs_an_optimizer_and_its_batches() -> None:
         scheduler.loss(torch.zeros(()))
 
 
+DOUBLED = {
+    "version": 1,
+    "pruners": {"half": {"class": "SparsityLevelParameterPruner", "levels": {"0.weight": 0.5}}},
+    "policies": [{"pruner": {"instance_name": "half", "args": {"use_double_copies": True}}, "epochs": [0, 1]}],
+}
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_unmasked_copies_outlive_batches_without_a_step(short: bool) -> None:
+    """As with accumulated gradients, or a step that a gradient scaler skips."""
+    scheduler = scheduler_of(DOUBLED)
+    model, optimizer = scheduler.model, scheduler.training.optimizer
+    assert optimizer is not None
+    whole = model[0].weight.detach().clone()  # type: ignore[index]
+
+    def batch(number: int) -> None:
+        model(torch.ones(2, 2, 1, 1)).sum().backward()
+        if number == 3:
+            if not short:
+                scheduler.before_parameter_optimization(0, number, 4)
+            torch.testing.assert_close(model[0].weight, whole if not short else model[0].weight)  # type: ignore[index]
+            optimizer.step()
+
+    if short:
+        for number in scheduler.batches(0, range(4)):
+            batch(number)
+    else:
+        scheduler.on_epoch_begin(0)
+        for number in range(4):
+            scheduler.on_minibatch_begin(0, number, 4)
+            batch(number)
+            scheduler.on_minibatch_end(0, number, 4)
+    stepped = whole - 0.5 * model[0].weight.grad  # type: ignore[index]
+    scheduler.masks.restore()
+    torch.testing.assert_close(model[0].weight, stepped)  # type: ignore[index]
+
+
+def test_a_loop_that_is_left_ends_the_epoch() -> None:
+    schedule = {
+        **DOUBLED,
+        "policies": [{"pruner": {"instance_name": "half"}, "epochs": [0]}],
+        "lr_schedulers": {"lr": {"class": "StepLR", "step_size": 1, "gamma": 0.1}},
+    }
+    schedule["policies"] = [*schedule["policies"], {"lr_scheduler": {"instance_name": "lr"}, "epochs": [0]}]
+    scheduler = scheduler_of(schedule)
+    for _ in scheduler.batches(0, range(4)):
+        break
+    assert int((scheduler.model[0].weight == 0).sum()) == 8  # type: ignore[index]
+    assert scheduler.training.optimizer is not None
+    assert scheduler.training.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_loaders_that_do_not_say_how_long_they_are() -> None:
+    class Longer(list[int]):
+        def __len__(self) -> int:
+            return 9
+
+    scheduler = scheduler_of(DOUBLED)
+    with pytest.raises(UserError, match="must have a length, got generator"):
+        next(scheduler.batches(0, (n for n in range(3))))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="must be that of its batches, got 9 for 2"):
+        list(scheduler.batches(0, Longer([1, 2])))
+    outer = scheduler.batches(0, range(3))
+    next(outer)
+    with pytest.raises(UserError, match="must not be nested"):
+        next(scheduler.batches(0, range(3)))
+    with pytest.raises(UserError, match="a policy must be one, or a pruner, regularizer or quantizer, got str"):
+        scheduler.add_policy("nothing")  # type: ignore[arg-type]
+
+
 def test_policies_of_one_component_share_its_memory() -> None:
     sensitivity = {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}}
     schedule = sections([span("pruner", "p", 0, 1), span("pruner", "p", 2, 3)], pruners={"p": sensitivity})

@@ -130,7 +130,8 @@ def test_a_file_has_nothing_of_the_example(tmp_path: Path) -> None:
     assert torch.export.load(tmp_path / "m.pt2").example_inputs is None
 
 
-def test_recurrent_layers_count() -> None:
+@pytest.mark.slow
+def test_recurrent_layers_count(tmp_path: Path) -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -141,6 +142,9 @@ def test_recurrent_layers_count() -> None:
             return y[:, -1]
 
     assert _macs(Last().eval(), (torch.randn(3, 6, 8),), {}) == 6 * 4 * 12 * (8 + 12)
+    exported = export_model(Last(), (torch.randn(3, 6, 8),), tmp_path / "m.onnx")
+    quantized_after(exported, [((torch.randn(3, 6, 8),), {})])
+    assert executed_products(exported.file) == (0, 1)
 
 
 def test_a_batch_size_that_is_written_into_the_model_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 import yaml
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
@@ -44,7 +45,7 @@ from trainables.compression.schedule.configs import (
     PostTrainOverridesConfig,
 )
 from trainables.compression.schedule.matching import match_modules
-from trainables.errors import UserError
+from trainables.errors import UserError, unknown_name
 from trainables.workloads.user_code import class_named
 
 __all__ = ["Quantizer", "build_quantizer", "is_quantized"]
@@ -241,19 +242,23 @@ class _Wrpn(Quantizer):
 class _Pact(Quantizer):
     def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         super().prepare(model, optimizer)
-        decay = self.given.act_clip_decay
-        if decay is None or optimizer is None:
-            return
-        group = optimizer.param_groups[-1]
-        for module in model.modules():
-            if isinstance(module, LearnedClipActivation):
-                # In place of the group's, which the optimizer adds: not a group of their own, because learning-rate
-                # schedules refer to groups by index.
-                module.alpha.register_hook(
-                    lambda gradient, alpha=module.alpha: (
-                        gradient + (decay - group.get("weight_decay", 0)) * alpha.detach()
-                    )
-                )
+        clips = [m.alpha for m in model.modules() if isinstance(m, LearnedClipActivation)]
+        if self.given.act_clip_decay is not None and optimizer is not None and clips:
+            optimizer.register_step_pre_hook(lambda stepped, *_: self._decay(stepped, clips))
+
+    @torch.no_grad()
+    def _decay(self, optimizer: Optimizer, clips: list[nn.Parameter]) -> None:
+        """Make a step's weight decay of the clips their own; a group of their own would move others' numbers."""
+        own = {id(clip) for clip in clips}
+        for group in optimizer.param_groups:
+            decay, wanted = group.get("weight_decay", 0), self.given.act_clip_decay
+            is_decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
+            for clip in group["params"]:
+                if id(clip) in own and clip.grad is not None:
+                    if is_decoupled:
+                        clip.mul_((1 - group["lr"] * wanted) / (1 - group["lr"] * decay))
+                    else:
+                        clip.grad.add_(clip, alpha=wanted - decay)
 
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
         return LearnedClipActivation(bits, self.given.act_clip_init_val, options)
@@ -334,34 +339,50 @@ class _PostTraining(_LinearTraining):
             for name in match_modules(pattern, [name for name in modules if name]):
                 self._own.setdefault(modules[name], override)
         stats = None if given.model_activation_stats is None else read_stats(given.model_activation_stats)
+        if stats is not None and not set(stats) & set(modules):
+            raise unknown_name(
+                f"layer in {given.model_activation_stats}", min(stats), [name for name in modules if name]
+            )
         super().prepare(model, optimizer)
-        if stats is not None:
-            for name, module in modules.items():
-                for place, found in ((INPUT, stats.get(name, {}).get("inputs", {}).get(0)),
-                                     (OUTPUT, stats.get(name, {}).get("output"))):  # fmt: skip
-                    seen = module._modules.get(place)
-                    if found is not None and isinstance(seen, CalibratedRange):
-                        seen.take(found)
-            self.finish_epoch(model)
+        if stats is None:
+            return
+        for name, module in modules.items():
+            layer = stats.get(name)
+            for place, found in () if layer is None else ((INPUT, layer.inputs.get(0)), (OUTPUT, layer.output)):
+                seen = module._modules.get(place)
+                if found is not None and isinstance(seen, CalibratedRange):
+                    try:
+                        seen.take(found.model_dump(exclude_none=True))
+                    except KeyError as error:
+                        raise UserError(f"{given.model_activation_stats} lacks {error.args[0]} of {name}") from None
+        self.finish_epoch(model)
+
+    def plan(self, model: nn.Module) -> dict[nn.Module, dict[str, int]]:
+        plan = super().plan(model)
+        for name, override in self.given.overrides.items():
+            for other in override.input_overrides.values():
+                bits = usable(other.bits_activations)
+                least = 2 if str(other.mode or self._mode("activations")).startswith("SYMMETRIC") else 1
+                if bits is not None and bits < least:
+                    raise UserError(f"bits_activations of the input of {name} must be at least {least}, got {bits}")
+        return plan
 
     def change(self, module: nn.Module, bits: Mapping[str, int], options: Mapping[str, Any]) -> None:
         super().change(module, bits, options)
-        own = self._own.get(module, PostTrainOverridesConfig())
-        output = module._modules.get(OUTPUT)
-        if own.clip_acts is not None and isinstance(output, CalibratedRange):
-            output = CalibratedRange(output.bits, output.mode, own.clip_acts, own.clip_n_stds, options)
-            module._modules[OUTPUT] = output
-        if not isinstance(module, WEIGHT_LAYERS) or not own.quantize_inputs:
-            return
-        other = own.input_overrides.get(0, InputConfig(from_output=True))
-        number = bits.get("activations") if other.from_output else other.bits_activations or bits.get("activations")
-        if number is None:
-            return
-        like: Any = output if isinstance(output, CalibratedRange) else self.activation_quantization(number, options)
-        given = (like.mode, like.clip, like.deviations)
+        given, own = self.given, self._own.get(module, PostTrainOverridesConfig())
+        mode, clip = given.mode.activations, own.clip_acts or given.clip_acts
+        deviations = (own.clip_n_stds or given.clip_n_stds) if clip == "N_STD" else None
+        if "activations" in bits:
+            module._modules[OUTPUT] = CalibratedRange(bits["activations"], mode, clip, deviations, options)
+        other = own.input_overrides.get("0", InputConfig(from_output=True))
+        number = bits.get("activations")
         if not other.from_output:
-            given = (other.mode or like.mode, *((other.clip_acts, other.clip_n_stds) if other.clip_acts else given[1:]))
-        quantize_input(module, CalibratedRange(number, *given, options))
+            if "bits_activations" in other.model_fields_set:
+                number = usable(other.bits_activations)
+            mode, clip = other.mode or mode, other.clip_acts or clip
+            deviations = (other.clip_n_stds or own.clip_n_stds or given.clip_n_stds) if clip == "N_STD" else None
+        if isinstance(module, WEIGHT_LAYERS) and own.quantize_inputs and number is not None:
+            quantize_input(module, CalibratedRange(number, mode, clip, deviations, options))
 
     def finish_epoch(self, model: nn.Module) -> None:
         """Freeze all ranges for good; later calls do nothing.
@@ -379,7 +400,8 @@ class _PostTraining(_LinearTraining):
             )
         if unseen:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in unseen))
-            warnings.warn(f"not quantized, for no batch went through it: activations of {layers}", stacklevel=2)
+            why = "no batch went through it" if self.given.model_activation_stats is None else "the statistics lack it"
+            warnings.warn(f"not quantized, for {why}: activations of {layers}", stacklevel=2)
         for name, seen in ranges.items():
             if name not in unseen:
                 seen.freeze()
@@ -401,20 +423,35 @@ def _freeze_parameters(layer: nn.Module) -> None:
         bias.freeze_at(1 / seen.grid().scale, 1 / weight.grid().scale)
 
 
-def read_stats(file: str) -> dict[str, Any]:
+class _Range(BaseModel):
+    """What Distiller keeps of an activation; the rest of its keys are not needed."""
+
+    min: float
+    max: float
+    avg_min: float | None = None
+    avg_max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+class _LayerStats(BaseModel):
+    inputs: dict[int, _Range] = Field(default_factory=dict)
+    output: _Range
+
+
+def read_stats(file: str) -> dict[str, _LayerStats]:
     """Read a file of activation statistics: by layer, ``inputs`` by number and ``output``, each with min, max, ....
 
     UserError: there is none, or it is something else.
     """
     try:
-        stats = yaml.safe_load(Path(file).read_text())
+        return TypeAdapter(dict[str, _LayerStats]).validate_python(yaml.safe_load(Path(file).read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"model_activation_stats {file}: {where}: {first['msg']}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"model_activation_stats {file} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(stats, dict) or not all(
-        isinstance(found, dict) and "output" in found for found in stats.values()
-    ):
-        raise UserError(f"model_activation_stats {file} must have inputs and output of each layer by its name")
-    return stats
 
 
 def _options_of(model: nn.Module) -> dict[str, Any]:

@@ -69,6 +69,11 @@ def own_config(reference: str) -> type[ComponentConfig]:
     class Own(ComponentConfig):
         model_config = ConfigDict(extra="allow")
         class_: ClassVar[str] = reference
+        weights: Names | None = None
+        overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
+        bits_activations: Bits | None = None
+        bits_weights: Bits | None = None
+        bits_bias: Bits | None = None
 
     return Own
 
@@ -314,6 +319,10 @@ class InputConfig(ComponentConfig):
     clip_n_stds: Positive | None = None
 
 
+def _text_keys(given: Any) -> Any:
+    return {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given
+
+
 class PostTrainOverridesConfig(OverridesConfig):
     """Settings of some layers in post-training quantization."""
 
@@ -321,7 +330,9 @@ class PostTrainOverridesConfig(OverridesConfig):
     clip_acts: _Clip | None = None
     clip_n_stds: Positive | None = None
     quantize_inputs: Flag = True
-    input_overrides: dict[int, InputConfig] = Field(default_factory=dict)
+    input_overrides: Annotated[dict[Literal["0"], InputConfig], BeforeValidator(_text_keys)] = Field(
+        default_factory=dict
+    )
     """By the number of the input; layers have the input 0 alone."""
 
 
@@ -382,6 +393,10 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
                 f"clip_n_stds belongs to clip_acts N_STD, and N_STD needs it, got clip_acts {self.clip_acts} "
                 f"{'without' if self.clip_n_stds is None else 'with'} clip_n_stds"
             )
+        for name, own in self.overrides.items():
+            lacks = [one for one in own.input_overrides.values() if one.clip_acts == "N_STD" and not one.clip_n_stds]
+            if not (own.clip_n_stds or self.clip_n_stds) and (lacks or own.clip_acts == "N_STD"):
+                raise ValueError(f"clip_acts N_STD of {name} needs clip_n_stds, there or for all")
         return self
 
 

@@ -84,8 +84,7 @@ def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) ->
 
 def names_argument(settings: ComponentConfig | None) -> str | None:
     """Return the argument that names parameters or modules, or None."""
-    fields = type(settings).model_fields if settings is not None else {}
-    return next((name for name in (*PARAMETERS, MODULES) if name in fields), None)
+    return next((name for name in (*PARAMETERS, MODULES) if getattr(settings, name, None) is not None), None)
 
 
 def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:

@@ -472,10 +472,15 @@ class _Reader:
         return Component(section=section, name=name, class_name=class_name, settings=settings)
 
     def _policies(self, given: Any) -> list[PlannedPolicy]:
-        post_training = [one for one in self._components["quantizers"].values() if one is not None]
-        if given is None and [one.class_name for one in post_training] == ["PostTrainLinearQuantizer"]:
-            self._used.add(("quantizers", post_training[0].name))
-            return []  # it quantizes a trained model, so nothing acts in epochs
+        given_sections = [there for section in KINDS.values() if isinstance(there := self._given.get(section), dict)]
+        raw = [one for there in given_sections for one in there.values()]
+        if given is None and [isinstance(one, dict) and one.get("class") for one in raw] == [
+            "PostTrainLinearQuantizer"
+        ]:
+            text = "is missing, so nothing acts while a model trains: a trained one takes export-model --quantize FILE"
+            self._findings.warnings.append(Problem(("policies",), text))
+            self._used |= {("quantizers", name) for name in self._components["quantizers"]}
+            return []
         if not isinstance(given, list) or not given:
             got = "is missing" if given is None else f"got {shown(given)}"
             self._findings.error(("policies",), f"must be a list of what acts when, with at least one entry; {got}")

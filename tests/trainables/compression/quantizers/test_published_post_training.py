@@ -84,7 +84,7 @@ def quantized(folder: Path, text: str = FILE) -> Net:
     return net.eval()
 
 
-@pytest.mark.filterwarnings("ignore:.*version is missing")
+@pytest.mark.filterwarnings("ignore:.*is missing")
 def test_a_file_with_statistics_needs_no_epoch(tmp_path: Path) -> None:
     net = quantized(tmp_path).double()
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def test_a_file_with_statistics_needs_no_epoch(tmp_path: Path) -> None:
     torch.testing.assert_close(net(x.double()), on_grid(y, -7.0, 8.0, 8, symmetric=False), rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*version is missing")
+@pytest.mark.filterwarnings("ignore:.*is missing")
 def test_inputs_that_are_left_out(tmp_path: Path) -> None:
     net = quantized(
         tmp_path, FILE.replace("input_overrides:\n          0: {from_output: true}", "quantize_inputs: false")
@@ -109,9 +109,56 @@ def test_inputs_that_are_left_out(tmp_path: Path) -> None:
     assert INPUT in net.last._modules
 
 
-@pytest.mark.filterwarnings("ignore:.*version is missing")
-def test_statistics_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model_activation_stats .*absent\.yaml cannot be read: .*No such file"):
-        quantized(
-            tmp_path, FILE.replace("stats.yaml", "absent.yaml").replace("absent.yaml", str(tmp_path / "absent.yaml"))
-        )
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"first": {"inputs": {0: {"min": "a", "max": 1}}, "output": found(0, 1)}},
+            r"first\.inputs\.0\.min: Input should",
+        ),
+        ({"first": {"output": None}}, r"first\.output: Input should be"),
+        ({"frist": STATS["first"]}, r"unknown layer in .*stats\.yaml 'frist': did you mean 'first'"),
+        ({"first": {"output": {"min": 0, "max": 1}}}, r"stats\.yaml lacks avg_min of first"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is missing")
+def test_statistics_that_are_none(wrong: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(f"{__name__}.STATS", wrong)
+    with pytest.raises(UserError, match=message):
+        quantized(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*is missing")
+def test_deviations_inherit() -> None:
+    text = FILE.replace("    model_activation_stats: stats.yaml\n", "").replace(
+        "clip_acts: AVG\n", "clip_acts: N_STD\n    clip_n_stds: 3\n"
+    ).replace("      relu:\n        clip_acts: NONE", "      relu:\n        clip_n_stds: 1")  # fmt: skip
+    (component,) = read_schedule(text).components()
+    assert component.settings is not None
+    net = Net()
+    build_quantizer("q", component.settings, net).prepare(net, None)
+    deviations = {name: module.deviations for name, module in net.named_modules() if hasattr(module, "deviations")}
+    assert deviations == {
+        "first.quantized_output": 3, "first.quantized_input": 3, "relu.quantized_output": 1,
+        "last.quantized_output": None, "last.quantized_input": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("clip_acts: N_STD, clip_n_stds: 2", "clip_acts: N_STD", "clip_acts N_STD of last needs clip_n_stds"),
+        ("0: {from_output: true}", "1: {from_output: true}", "must be '0', got '1'"),
+        ("bits_activations: 5, mode: SYMMETRIC", "bits_activations: 1", "must be at least 2, got 1"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is missing")
+def test_settings_that_cannot_be(before: str, after: str, message: str, tmp_path: Path) -> None:
+    text = FILE.replace(before, after).replace("activations: ASYMMETRIC_UNSIGNED", "activations: SYMMETRIC")
+    with pytest.raises(UserError, match=message):
+        quantized(tmp_path, text)
+
+
+def test_without_policies_nothing_acts_while_a_model_trains() -> None:
+    with pytest.warns(UserWarning, match=r"nothing acts while a model trains: .* export-model --quantize FILE"):
+        assert read_schedule(f"version: 1{FILE}").policies == ()
