@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainables.compression.schedule.document import ScheduleError
     from trainables.compression.schedule.matching import match_schedule
     from trainables.compression.schedule.reading import examine, read_marks
+    from trainables.workloads.user_code import import_attribute
 
     try:
         marked = read_marks(Path(arguments.file))
@@ -57,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     if workload is not None:
         facts, what = facts_of_workload(workload, options)
         resolved, on = match_schedule(schedule, facts, findings), f"on {what}"
+    for component in schedule.components():
+        if ":" in component.class_name:
+            try:
+                import_attribute(component.class_name, component.section.removesuffix("s"))
+            except UserError as error:
+                findings.error((component.section, component.name, "class"), str(error))
     if epochs is None and workload is None:
         epochs = max((policy.timing.last_epoch + 1 for policy in policies), default=1)
     elif epochs is None:

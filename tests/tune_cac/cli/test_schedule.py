@@ -155,3 +155,17 @@ def test_classes_count_without_data() -> None:
     assert facts_of_workload("images", ["classes=7"])[1] == "resnet20 with 7 classes (without data)"
     with pytest.raises(UserError, match="classes of workload images must be an integer, got 'x'"):
         facts_of_workload("images", ["classes=x"])
+
+
+def test_own_classes_and_their_names_are_looked_up(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own_pruners.py").write_text("class Every: pass\n")
+    file.write_text(
+        "version: 1\npruners:\n  p: {class: 'own_pruners:Evry', weights: [conv9.weight]}\n"
+        "policies:\n  - {pruner: {instance_name: p}, epochs: [0]}\n"
+    )
+    assert check("s.yaml", "--workload", "digits") == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err[0].startswith("s.yaml:3: pruners.p.weights.0: unknown parameter 'conv9.weight'")
+    assert err[1].startswith(
+        "s.yaml:3: pruners.p.class: pruner own_pruners:Evry: unknown name in own_pruners 'Evry': did"
+    )
