@@ -136,7 +136,7 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
 
     from analysis.formatting import value_text
     from trainables.compression.quantizers import is_quantized
-    from trainables.deployment.comparison import TOLERANCE, TOLERANCE_QUANTIZED, call_of, compare
+    from trainables.deployment.comparison import TOLERANCE, TOLERANCE_QUANTIZED, call_of, compare, latencies
     from trainables.deployment.exporting import Deployed, export_model, quantized_after
     from trainables.deployment.fixed_model import cpu_copy
 
@@ -164,10 +164,14 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
         with TemporaryDirectory() as folder:
             as_built = export_model(built, call.args, Path(folder, output.name), kwargs=call.kwargs)
             print_table(_table(as_built, exported, Deployed(as_built, built, threads=threads), deployed, call))
+        simulated = latencies(model, deployed, call.repeated(BATCHES[-1])) if is_quantized(model) else None
     whole, of_file = (value_text(found[quality.name], quality) for found in (metrics, ran.metrics))
     print(f"\n{quality.name} on {same.samples} samples of validation: {whole}, of the file {of_file}")
     print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {tolerance:g}), "
           f"as executed by {ran.difference:.1e}")  # fmt: skip
+    if simulated is not None:
+        print(f"the simulation in torch takes {1000 * simulated.first_s:.3g} ms for a batch of {BATCHES[-1]}, the file "
+              f"{simulated.ratio:.2f} of that")  # fmt: skip
     if quantize is not None:
         print(f"{quality.name} by {quantize} as simulated: {value_text(same.metrics[quality.name], quality)}")
     if int8:
