@@ -91,7 +91,7 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
     those of `layer_macs` for the model's structure, and their sum for the model before thinning.
     """
     layers = weight_layers(model)
-    weights = [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]
+    weights = _weights_of(layers)
     with torch.no_grad():
         counted = [_alive(weight) for weight in weights]
         numbers = torch.stack([row.to(counted[0].device) for row in counted]).tolist() if counted else []
@@ -118,11 +118,13 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
 
 def zero_share(model: nn.Module) -> float:
     """Return the share of the weight layers' elements that are zero."""
-    weights = [
-        weight for weight in (float_tensor(m, "weight") for m in weight_layers(model).values()) if weight is not None
-    ]
+    weights = _weights_of(weight_layers(model))
     zeros = sum(int((weight == 0).sum()) for weight in weights)
     return zeros / max(1, sum(weight.numel() for weight in weights))
+
+
+def _weights_of(layers: Mapping[str, nn.Module]) -> list[Tensor]:
+    return [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]
 
 
 def _alive(weight: Tensor) -> Tensor:

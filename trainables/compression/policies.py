@@ -386,8 +386,7 @@ def build_policies(
 ) -> tuple[list[Scheduled], dict[str, Any]]:
     """Build the policies of a resolved schedule, in its order, and the components with state, by name.
 
-    The other arguments are those of `CompressionScheduler`. UserError if a component does not fit the
-    model.
+    The other arguments are those of `CompressionScheduler`. UserError if a component does not fit the model.
     """
     components: dict[str, Any] = {}
     quantization: QuantizationPolicy | None = None  # one for all policies of the one quantizer, with its state

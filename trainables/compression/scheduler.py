@@ -154,12 +154,10 @@ class CompressionScheduler:
         starting_epoch: int = 0,
         ending_epoch: int = 1,
         frequency: int = 1,
-        component: str | None = None,
     ) -> None:
         """Add a policy for the given epochs, or every ``frequency`` epochs of [starting_epoch, ending_epoch).
 
-        A component stands for a policy without further arguments, and its state is kept by its place. Of a policy
-        ``component`` is the name under which its component was added with `add_component`.
+        A component stands for a policy without further arguments; a pruner's state is kept by its place.
         """
         timing = Timing(
             starting_epoch=starting_epoch,
@@ -167,12 +165,13 @@ class CompressionScheduler:
             frequency=frequency,
             epochs=None if epochs is None else tuple(epochs),
         )
+        component = None
         if isinstance(policy, KnowledgeDistillationPolicy):
             made = policy
             policy = DistillationPolicy(lambda: made)
         elif isinstance(policy, Pruner):
             component = f"added.{len(self.policies)}"
-            self.add_component(component, policy)
+            self._components[component] = policy
             policy = PruningPolicy(policy)
         elif isinstance(policy, Regularizer):
             policy = RegularizationPolicy(policy)
@@ -181,10 +180,6 @@ class CompressionScheduler:
         elif not isinstance(policy, Policy):
             raise UserError(f"a policy must be one, or a pruner, regularizer or quantizer, got {type(policy).__name__}")
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
-
-    def add_component(self, name: str, component: Any) -> None:
-        """Add a component whose state is part of the scheduler's state, by a unique name (section.instance)."""
-        self._components[name] = component
 
     @property
     def has_acted(self) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -13,33 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from trainables.deployment.call import Call
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 
 #: Greatest difference of outputs, as a share of their root mean square. A quantized activation between two steps may
 #: fall on either, which moves what follows by whole steps: by 6 % where these have 5 bits.
 TOLERANCE, TOLERANCE_QUANTIZED = 1e-3, 0.1
-
-
-class Call(NamedTuple):
-    """Arguments of one forward pass."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def repeated(self, samples: int) -> Call:
-        """Return so many samples, the call's own again and again."""
-        return self._map(lambda tensor: tensor[torch.arange(samples) % len(tensor)])
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Call:
-        """Change all tensors that have a batch's samples along dimension 0, as many as the first."""
-        tensors = [leaf for leaf in pytree.tree_leaves(tuple(self)) if isinstance(leaf, Tensor) and leaf.dim()]
-        size = len(tensors[0]) if tensors else 0
-
-        def changed(leaf: Any) -> Any:
-            return change(leaf) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
-
-        return Call(*pytree.tree_map(changed, tuple(self)))
 
 
 def call_of(model: nn.Module, pass_through: Callable[[], object]) -> Call:
@@ -59,7 +37,7 @@ def call_of(model: nn.Module, pass_through: Callable[[], object]) -> Call:
     found: list[Call] = []
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(Call(args, kwargs)._map(lambda tensor: tensor.detach().cpu()))
+        found.append(Call(args, kwargs).changed(lambda tensor: tensor.detach().cpu()))
         raise _Seen
 
     handle = model.register_forward_pre_hook(see, with_kwargs=True)
@@ -91,8 +69,7 @@ def compare(
     class Both(nn.Module):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             theirs, ours = first(*args, **kwargs), second(*args, **kwargs)
-            leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            sums["samples"] += len(leaves[0])
+            sums["samples"] += Call(args, kwargs).size
             for a, b in zip(pytree.tree_leaves(theirs), pytree.tree_leaves(ours), strict=True):
                 if isinstance(a, Tensor) and a.is_floating_point():
                     sums["apart"] += float((a.double() - b.double()).square().sum())
@@ -141,10 +118,3 @@ def latencies(first: nn.Module, second: nn.Module, call: Call, *, rounds: int = 
     return Latency(
         median(times["first"]), median(times["second"]), median(ratios), ratios[quarter], ratios[-1 - quarter]
     )
-
-
-def compressed_bytes(model_file: Path) -> int:
-    """Return the bytes of a file and of the weights beside it, deflated as a zip archive or a package would."""
-    beside = model_file.with_name(f"{model_file.name}.data")
-    files = [file for file in (model_file, beside) if file.exists()]
-    return sum(len(zlib.compress(file.read_bytes(), 6)) for file in files)

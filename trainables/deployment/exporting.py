@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from trainables.deployment.call import Call
 from trainables.deployment.fixed_model import fixed_copy
 from trainables.errors import UserError, unknown_name
 from trainables.runtime.isolation import kept_generators
-from trainables.runtime.operator_flops import FlopCounter
+from trainables.runtime.operator_flops import flop_counter
 
 #: Formats, and how their files end.
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -55,10 +57,23 @@ class ExportedModel:
     """Structure of the outputs, for `torch.utils._pytree.tree_unflatten`."""
 
     @property
+    def _files(self) -> list[Path]:
+        return [file for file in (self.file, _beside(self.file)) if file.exists()]
+
+    @property
     def bytes(self) -> int:
         """Return the size of the file, with weights that lie beside it."""
-        beside = self.file.with_name(f"{self.file.name}.data")
-        return self.file.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+        return sum(file.stat().st_size for file in self._files)
+
+    @property
+    def zipped_bytes(self) -> int:
+        """Return the same, deflated as a zip archive or a package would."""
+        return sum(len(zlib.compress(file.read_bytes(), 6)) for file in self._files)
+
+
+def _beside(file: Path) -> Path:
+    """Return the file of weights beside a model of more than two gigabytes."""
+    return file.with_name(f"{file.name}.data")
 
 
 def export_model(
@@ -89,7 +104,8 @@ def export_model(
     if to == "onnx" and any(tensor.dtype == torch.bfloat16 for tensor in model.state_dict().values()):
         raise UserError("onnxruntime computes nothing in bfloat16 on a CPU: give model.float(), or use --to torch")
     given = (args,) if isinstance(args, Tensor) else tuple(args)
-    given, named = _of_two_samples(given, dict(kwargs or {}))
+    call = _of_two_samples(Call(given, dict(kwargs or {})))
+    given, named = call
     fixed, simulated = fixed_copy(model)
     with _quiet(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
@@ -98,8 +114,8 @@ def export_model(
                 raise UserError(f"the forward pass of {name} must name its argument {min(loose)}, not take it as **")
             program = torch.export.export(fixed, given, named, dynamic_shapes=pytree.tree_map(_free_sizes, bound))
             program.example_inputs = None  # they may be nobody else's business
-            _check_batch(program, given, named, name)
-            macs = _macs(fixed, given, named)
+            _check_batch(program, call, name)
+            macs = _macs(fixed, call)
             if to == "onnx":
                 inputs = _write_onnx(program, file)
             else:
@@ -141,23 +157,20 @@ def check_output(file: Path, to: str) -> None:
             ) from None
 
 
-def _of_two_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _of_two_samples(call: Call) -> Call:
     """Return copies of an example's tensors on the CPU; of one sample twice, for torch takes a size of 1 as fixed."""
-    size = _samples(args, kwargs)
+    size = call.size
     if size == 0:
         raise UserError("the example must have at least one sample, got none")
 
-    def doubled(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        leaf = leaf.detach().cpu().clone()
-        for dimension in range(leaf.dim()):
-            is_free = dimension in (_free_sizes(leaf) or ())
-            if is_free and leaf.shape[dimension] == 1 and (dimension or size == 1):
-                leaf = torch.cat([leaf, leaf], dimension)
-        return leaf
+    def doubled(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().cpu().clone()
+        for dimension in _free_sizes(tensor) or ():
+            if tensor.shape[dimension] == 1 and (dimension or size == 1):
+                tensor = torch.cat([tensor, tensor], dimension)
+        return tensor
 
-    return pytree.tree_map(doubled, (args, kwargs))
+    return call.changed(doubled)
 
 
 def _free_sizes(leaf: Any) -> Any:
@@ -168,42 +181,27 @@ def _free_sizes(leaf: Any) -> Any:
     return dict.fromkeys(range(free), torch.export.Dim.AUTO)
 
 
-def _check_batch(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
+def _check_batch(program: Any, call: Call, name: str) -> None:
     """Raise UserError unless an exported program takes twice the example's samples, too."""
-    size = _samples(args, kwargs)
-
-    def twice(leaf: Any) -> Any:
-        is_batched = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
-        return torch.cat([leaf, leaf]) if is_batched else leaf
-
+    more = call.repeated(2 * call.size)
     try:
         with kept_generators([]):
-            doubled = pytree.tree_map(twice, (args, kwargs))
-            program.module()(*doubled[0], **doubled[1])
+            program.module()(*more.args, **more.kwargs)
     except Exception as error:
         raise UserError(
-            f"the forward pass of {name} takes batches of {size} alone: it must take their size from its inputs, such "
-            "as x.flatten(1) or x.reshape(len(x), -1)"
+            f"the forward pass of {name} takes batches of {call.size} alone: it must take their size from its inputs, "
+            "such as x.flatten(1) or x.reshape(len(x), -1)"
         ) from error
 
 
-def _samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the size of the first tensor that has dimensions."""
-    sized = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim())
-    return next((len(leaf) for leaf in sized), 1)
-
-
-def _macs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _macs(model: nn.Module, call: Call) -> int:
     """Count one sample's multiplications on the meta device, where fused operators are apart; else on the CPU."""
-    size = _samples(args, kwargs)
 
     def counted(device: str) -> int:
-        with kept_generators([]), FlopCounter() as counter:
-            moved = pytree.tree_map(
-                lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-            )
-            copy.deepcopy(model).to(device)(*moved[0], **moved[1])
-        return counter.get_total_flops() // 2 // size
+        moved = call.changed(lambda tensor: tensor.to(device, copy=True))
+        with kept_generators([]), flop_counter() as counter:
+            copy.deepcopy(model).to(device)(*moved.args, **moved.kwargs)
+        return int(counter.get_total_flops()) // 2 // call.size
 
     try:
         return counted("meta")
@@ -219,7 +217,7 @@ def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
     fit_integer_kernels(made.model)
     for node in made.model.graph:  # lines of the model's source, more bytes than a small model's weights
         node.metadata_props.clear()
-    file.with_name(f"{file.name}.data").unlink(missing_ok=True)  # of an earlier, larger model
+    _beside(file).unlink(missing_ok=True)  # of an earlier, larger model
     made.save(file, external_data=None)
     return tuple(str(value.name) for value in made.model.graph.inputs)
 
@@ -238,9 +236,18 @@ def _quiet() -> Iterator[None]:
 
 
 def _fed(exported: ExportedModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    in_order = {name: kwargs[name] for name in exported.named}
-    tensors = [leaf for leaf in pytree.tree_leaves((tuple(args), in_order)) if isinstance(leaf, Tensor)]
+    tensors = Call(tuple(args), {name: kwargs[name] for name in exported.named}).tensors
     return {name: tensor.cpu().numpy() for name, tensor in zip(exported.inputs, tensors, strict=True)}
+
+
+def _session(file: Path, **settings: Any) -> Any:
+    """Return a session of onnxruntime on the CPU, which prints nothing but errors."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    for name, value in {"log_severity_level": 3, **settings}.items():
+        setattr(options, name, value)
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 class Deployed(nn.Module):
@@ -258,11 +265,9 @@ class Deployed(nn.Module):
             return
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 3
-        if as_written:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(str(exported.file), options, providers=["CPUExecutionProvider"])
+        levels = onnxruntime.GraphOptimizationLevel
+        level = levels.ORT_DISABLE_ALL if as_written else levels.ORT_ENABLE_ALL
+        session = _session(exported.file, intra_op_num_threads=threads, graph_optimization_level=level)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             outputs = session.run(None, _fed(exported, args, kwargs))
@@ -342,14 +347,11 @@ def _constants(graph: Any) -> set[str]:
 def executed_products(file: Path) -> tuple[int, int]:
     """Return how many multiplications with weights onnxruntime executes in integers, and how many in floats."""
     import onnx
-    import onnxruntime
 
     with TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.optimized_model_filepath = f"{folder}/optimized.onnx"
-        onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        graph = onnx.load(options.optimized_model_filepath).graph
+        optimized = f"{folder}/optimized.onnx"
+        _session(file, optimized_model_filepath=optimized)
+        graph = onnx.load(optimized).graph
     constant = _constants(graph)
     weights = {**INTEGER_PRODUCTS, **FLOAT_PRODUCTS}
     kinds = [

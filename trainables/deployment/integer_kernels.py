@@ -43,11 +43,8 @@ def _fold_norm(graph: ir.Graph, node: ir.Node, weight: ir.Node) -> None:
     factor = gamma / np.sqrt(variance + _setting(norm, "epsilon", 1e-5))
     turned, dead = factor < 0, factor == 0
 
-    def shaped(channels: Any) -> Any:
-        return channels.reshape(-1, *[1] * (q.ndim - 1))
-
     # -q may have no place in int8, and (-q - 1) - (-z - 1) is as much.
-    q = np.where(shaped(turned), -q - 1, q) * shaped(~dead)
+    q = np.where(_along(turned, q), -q - 1, q) * _along(~dead, q)
     zero = np.where(turned, -zero - 1, zero) * ~dead
     parts = (q.astype(np.int8), (scale * np.where(dead, 1, np.abs(factor))).astype(np.float32), zero.astype(np.int8))
     _put(graph, node, 1, _dequantized(graph, node, "weight", parts))
@@ -69,7 +66,7 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
     if bias is None or input_scale is None or weight is None or not is_executed or _is_requantized(source):
         return
     q, scale, zero = _integers(weight)
-    apart = q - zero.reshape(-1, *[1] * (q.ndim - 1)) if zero.ndim else q - zero
+    apart = q - _along(zero, q)
     if (k := 127 // max(1, int(np.abs(apart).max()))) > 1:
         scale = (scale / k).astype(np.float32)
         parts = ((k * apart).astype(np.int8), scale, np.zeros(zero.shape, np.int8))
@@ -146,6 +143,11 @@ def _integers(node: ir.Node) -> tuple[Any, Any, Any]:
     q, scale = (_array(value) for value in node.inputs[:2])
     zero = _array(node.inputs[2]) if len(node.inputs) > 2 else None
     return q.astype(np.int32), scale, np.zeros(scale.shape, np.int32) if zero is None else zero.astype(np.int32)
+
+
+def _along(channels: Any, weight: Any) -> Any:
+    """Return one value per output channel, or one for all, in a shape that broadcasts to the weight."""
+    return channels.reshape(-1, *[1] * (weight.ndim - 1))
 
 
 def _constant(graph: ir.Graph, node: ir.Node, name: str, array: Any) -> ir.Value:

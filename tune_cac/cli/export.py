@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from analysis.io.study_files import Layout, StudyInfo
     from analysis.trace_replay.traces import RunTrace
+    from tune_cac.study.study_result import SearchResult
 
 
 @command(
@@ -47,15 +48,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _trial(layout: Layout, info: StudyInfo, number: int, format: str) -> str:
-    from analysis.io.studies import load
     from analysis.presentation.export import export_trial
+
+    row = trial_of_study(layout, number)
+    return export_trial(row, info, format, _recorded(layout, row, format))
+
+
+def trial_of_study(layout: Layout, number: int) -> pd.Series:
+    """Return the row of a study's trial; UserError if it has none of that number."""
+    from analysis.io.studies import load
 
     trials = load(layout.root)
     found = trials[trials["trial"] == number]
     if len(found) == 0:
         there = f"it has {trials['trial'].min()} to {trials['trial'].max()}" if len(trials) else "it has none yet"
         raise UserError(f"no trial {number} in {layout.root}: {there}")
-    return export_trial(found.iloc[0], info, format, _recorded(layout, found.iloc[0], format))
+    return found.iloc[0]
+
+
+def answer_of_study(layout: Layout, drop: float | str) -> tuple[SearchResult, pd.Series]:
+    """Return a study's result and its best trial; UserError if it has none."""
+    from analysis.presentation.summary_text import headline, is_answer
+    from tune_cac.study.study_result import answer
+
+    found = answer(layout, allowed_drop=drop)
+    if found.best is None or not is_answer(found.best):
+        reason = headline(found.ranking, None, drop).rstrip(".")
+        raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
+    return found, found.best
 
 
 def _recorded(layout: Layout, trial: pd.Series, format: str) -> RunTrace | None:
@@ -74,14 +94,8 @@ def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> st
     """Return the recommended settings; as ``env`` the text of ``best.env``, as ``schedule`` that of ``best.yaml``."""
     from analysis.presentation.best_env import best_env, best_schedule
     from analysis.presentation.export import export_trial
-    from analysis.presentation.summary_text import headline, is_answer
-    from tune_cac.study.study_result import answer
 
-    found = answer(layout, allowed_drop=drop)
-    best = found.best
-    if best is None or not is_answer(best):
-        reason = headline(found.ranking, None, drop).rstrip(".")
-        raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
+    found, best = answer_of_study(layout, drop)
     if format in ("env", "schedule"):
         write = best_env if format == "env" else best_schedule
         if text := write(info, best, drop, **found.about):

@@ -18,13 +18,14 @@ from trainables.registry import SCRIPT
 from tune_cac.cli.arguments import ALLOWED_DROP, study_of
 from tune_cac.cli.command import argument, command
 from tune_cac.cli.console import print_table
+from tune_cac.cli.export import answer_of_study, trial_of_study
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
     from torch import nn
 
     from trainables.config import TrialConfig
-    from trainables.deployment.comparison import Call
+    from trainables.deployment.call import Call
     from trainables.deployment.exporting import ExportedModel
     from trainables.training.run import TrainingRun
 
@@ -104,23 +105,13 @@ def _trained(arguments: argparse.Namespace) -> Iterator[TrainingRun]:
 
 def _of_study(arguments: argparse.Namespace) -> tuple[TrialConfig, float]:
     """Return the configuration of the trial that is asked for, and its quality."""
-    from analysis.io.studies import load
-    from analysis.presentation.summary_text import config_of, headline, is_answer
-    from tune_cac.study.study_result import answer
+    from analysis.presentation.summary_text import config_of
 
     arguments.study = arguments.source
     layout, _, drop = study_of(arguments)
-    if arguments.trial is None:
-        found = answer(layout, allowed_drop=drop)
-        if found.best is None or not is_answer(found.best):
-            raise UserError(f"{layout.root} has no best trial: {headline(found.ranking, None, drop)} Give --trial")
-        row = found.best
-    else:
-        trials = load(layout.root)
-        done = trials[(trials["trial"] == arguments.trial) & (trials["status"] == "completed")]
-        if len(done) == 0:
-            raise UserError(f"{layout.root} has no completed trial {arguments.trial}")
-        row = done.iloc[0]
+    row = answer_of_study(layout, drop)[1] if arguments.trial is None else trial_of_study(layout, arguments.trial)
+    if row["status"] != "completed":
+        raise UserError(f"only a completed trial has a model, trial {row['trial']} is {row['status']}: choose another")
     config = config_of(row)
     if config.workload == SCRIPT:
         raise UserError(
@@ -211,7 +202,7 @@ def _table(
     as_built: ExportedModel, exported: ExportedModel, before: nn.Module, after: nn.Module, call: Call
 ) -> list[list[str]]:
     """Return what the file costs beside the model as it was built, in the same format."""
-    from trainables.deployment.comparison import compressed_bytes, latencies
+    from trainables.deployment.comparison import latencies
 
     def line(name: str, first: int, second: int) -> list[str]:
         return [name, f"{first:,}", f"{second:,}", f"{second / first:.2f}" if first else "-"]
@@ -219,7 +210,7 @@ def _table(
     rows = [
         ["", "as built", exported.file.name, "ratio"],
         line("bytes", as_built.bytes, exported.bytes),
-        line("bytes, zipped", compressed_bytes(as_built.file), compressed_bytes(exported.file)),
+        line("bytes, zipped", as_built.zipped_bytes, exported.zipped_bytes),
         line("multiply-adds a sample", as_built.macs, exported.macs),
     ]
     for size in BATCHES:

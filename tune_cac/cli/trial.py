@@ -40,13 +40,14 @@ if TYPE_CHECKING:
 )
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
-    values = distillation_fields(arguments) | read_assignments(arguments.assignments)
+    distilled = distillation_fields(arguments)
+    values = distilled | read_assignments(arguments.assignments)
     if arguments.epochs is None and (epochs := os.environ.get(EPOCHS_VARIABLE)):
         if not epochs.isdecimal():
             raise UserError(f"{EPOCHS_VARIABLE} must be a number of epochs, got {epochs!r}: unset it, or give --epochs")
         arguments.epochs = int(epochs)
     estimator = estimator_of(set(values))
-    plain = "gradskip" if arguments.schedule is None and not distillation_fields(arguments) else "compression"
+    plain = "gradskip" if arguments.schedule is None and not distilled else "compression"
     method = arguments.method or estimator or plain
     if estimator is not None and not estimator_in(method):
         raise UserError(f"settings of method {estimator} need it, got --method {method}: leave that out")
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--set and --schedule need a method that heeds them, got --method none")
     if arguments.schedule is not None and "compression" not in method.split("+"):
         raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")
-    if distillation_fields(arguments) and "compression" not in method.split("+"):
+    if distilled and "compression" not in method.split("+"):
         raise UserError(f"--kd-* flags need --method compression or gradskip+compression, got --method {method}")
     values |= with_schedule({}, arguments.schedule, compatible=arguments.compatible)
     if "gradskip" in method.split("+"):

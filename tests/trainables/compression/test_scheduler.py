@@ -218,7 +218,7 @@ def test_unmasked_copies_outlive_batches_without_a_step(short: bool) -> None:
         if number == 3:
             if not short:
                 scheduler.before_parameter_optimization(0, number, 4)
-            torch.testing.assert_close(model[0].weight, whole if not short else model[0].weight)  # type: ignore[index]
+                torch.testing.assert_close(model[0].weight, whole)  # type: ignore[index]
             optimizer.step()
 
     if short:

@@ -10,7 +10,8 @@ import torch
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
-from trainables.deployment.comparison import Call, call_of, compare, latencies
+from trainables.deployment.call import Call
+from trainables.deployment.comparison import call_of, compare, latencies
 from trainables.errors import UserError
 
 

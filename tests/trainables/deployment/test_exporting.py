@@ -12,6 +12,7 @@ from quantized_nets import relative_difference
 from torch import Tensor, nn
 
 import tune_cac as cac
+from trainables.deployment.call import Call
 from trainables.deployment.exporting import Deployed, _macs, executed_products, export_model, quantized_after
 from trainables.errors import UserError
 
@@ -141,7 +142,7 @@ def test_recurrent_layers_count(tmp_path: Path) -> None:
             y: Tensor = self.lstm(x)[0]
             return y[:, -1]
 
-    assert _macs(Last().eval(), (torch.randn(3, 6, 8),), {}) == 6 * 4 * 12 * (8 + 12)
+    assert _macs(Last().eval(), Call((torch.randn(3, 6, 8),), {})) == 6 * 4 * 12 * (8 + 12)
     exported = export_model(Last(), (torch.randn(3, 6, 8),), tmp_path / "m.onnx")
     quantized_after(exported, [((torch.randn(3, 6, 8),), {})])
     assert executed_products(exported.file) == (0, 1)

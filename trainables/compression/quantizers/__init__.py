@@ -327,10 +327,6 @@ class _PostTraining(_LinearTraining):
         bias: Any = layer.bias
         return FrozenBias(bits, bias, per_channel=self.given.per_channel_wts)
 
-    def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
-        given = self.given
-        return CalibratedRange(bits, given.mode.activations, given.clip_acts, given.clip_n_stds, options)
-
     def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         given = self.given
         modules = dict(model.named_modules())
@@ -368,12 +364,12 @@ class _PostTraining(_LinearTraining):
         return plan
 
     def change(self, module: nn.Module, bits: Mapping[str, int], options: Mapping[str, Any]) -> None:
-        super().change(module, bits, options)
+        super().change(module, {what: number for what, number in bits.items() if what != "activations"}, options)
         given, own = self.given, self._own.get(module, PostTrainOverridesConfig())
         mode, clip = given.mode.activations, own.clip_acts or given.clip_acts
         deviations = (own.clip_n_stds or given.clip_n_stds) if clip == "N_STD" else None
         if "activations" in bits:
-            module._modules[OUTPUT] = CalibratedRange(bits["activations"], mode, clip, deviations, options)
+            quantize_output(module, CalibratedRange(bits["activations"], mode, clip, deviations, options))
         other = own.input_overrides.get("0", InputConfig(from_output=True))
         number = bits.get("activations")
         if not other.from_output:
@@ -424,7 +420,7 @@ def _freeze_parameters(layer: nn.Module) -> None:
 
 
 class _Range(BaseModel):
-    """What Distiller keeps of an activation; the rest of its keys are not needed."""
+    """Hold the range of an activation as Distiller writes it; its other keys are left out."""
 
     min: float
     max: float

@@ -56,6 +56,8 @@ class ComponentConfig(BaseModel):
 
     class_: ClassVar[str]
     """The class's name in a schedule: that of the model without ``Config``, unless the model sets another."""
+    nested: ClassVar[dict[str, Any]] = {}
+    """The models of arguments that are maps, and of the values of such maps."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -69,6 +71,7 @@ def own_config(reference: str) -> type[ComponentConfig]:
     class Own(ComponentConfig):
         model_config = ConfigDict(extra="allow")
         class_: ClassVar[str] = reference
+        nested: ClassVar[dict[str, Any]] = {"overrides": OverridesConfig}
         weights: Names | None = None
         overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
         bits_activations: Bits | None = None
@@ -143,6 +146,7 @@ class _StructuresConfig(ComponentConfig):
 
 
 class _WithBlocksConfig(_StructuresConfig):
+    nested: ClassVar[dict[str, Any]] = {"kwargs": BlockConfig}
     group_type: Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
     kwargs: BlockConfig | None = None
 
@@ -337,6 +341,7 @@ class PostTrainOverridesConfig(OverridesConfig):
 
 
 class _QuantizerConfig(ComponentConfig):
+    nested: ClassVar[dict[str, Any]] = {"overrides": OverridesConfig, "mode": ModesConfig}
     bits_activations: Bits | None = 32
     bits_weights: Bits | None = 32
     bits_bias: Bits | None = None
@@ -373,6 +378,7 @@ class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
 class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
+    nested: ClassVar[dict[str, Any]] = {"overrides": PostTrainOverridesConfig, "mode": ModesConfig}
     bits_activations: Bits | None = 8
     bits_parameters: Bits | None = 8
     bits_accum: Bits = 32
@@ -399,11 +405,6 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
                 raise ValueError(f"clip_acts N_STD of {name} needs clip_n_stds, there or for all")
         return self
 
-
-#: The models of arguments that are maps, and of the values of such maps.
-NESTED: dict[str, type[ComponentConfig]] = {
-    "kwargs": BlockConfig, "overrides": OverridesConfig, "mode": ModesConfig
-}  # fmt: skip
 
 QUANTIZERS = _by_name(
     DorefaQuantizerConfig,

@@ -23,13 +23,9 @@ from yaml.nodes import SequenceNode
 
 from trainables.compression.schedule.configs import (
     CLASSES,
-    NESTED,
     BaiduRNNPrunerConfig,
     ComponentConfig,
     GradualConfig,
-    OverridesConfig,
-    PostTrainLinearQuantizerConfig,
-    PostTrainOverridesConfig,
     SparsityLevelParameterPrunerConfig,
     own_config,
 )
@@ -323,9 +319,7 @@ def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Fi
 
 def _said(error: ErrorDetails, model: type[ComponentConfig], loc: Path) -> str:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    owner = NESTED[str(loc[0])] if len(loc) > 1 and loc[0] in NESTED else model
-    if owner is OverridesConfig and model is PostTrainLinearQuantizerConfig:
-        owner = PostTrainOverridesConfig
+    owner = model.nested.get(str(loc[0]), model) if len(loc) > 1 else model
     if kind == "extra_forbidden":
         return f"unknown argument of {owner.class_ or loc[-2]}{nearest(str(loc[-1]), owner.model_fields)}"
     if kind == "missing":
@@ -471,12 +465,13 @@ class _Reader:
             return None
         return Component(section=section, name=name, class_name=class_name, settings=settings)
 
+    def _classes(self) -> list[Any]:
+        """Return the classes of all components as given, right or wrong."""
+        sections = [there for section in KINDS.values() if isinstance(there := self._given.get(section), dict)]
+        return [isinstance(one, dict) and one.get("class") for there in sections for one in there.values()]
+
     def _policies(self, given: Any) -> list[PlannedPolicy]:
-        given_sections = [there for section in KINDS.values() if isinstance(there := self._given.get(section), dict)]
-        raw = [one for there in given_sections for one in there.values()]
-        if given is None and [isinstance(one, dict) and one.get("class") for one in raw] == [
-            "PostTrainLinearQuantizer"
-        ]:
+        if given is None and self._classes() == ["PostTrainLinearQuantizer"]:
             text = "is missing, so nothing acts while a model trains: a trained one takes export-model --quantize FILE"
             self._findings.warnings.append(Problem(("policies",), text))
             self._used |= {("quantizers", name) for name in self._components["quantizers"]}

@@ -41,7 +41,7 @@ quantizers:
 
 
 def found(low: float, high: float) -> dict[str, Any]:
-    """What Distiller keeps of an activation."""
+    """Return the statistics of an activation as Distiller writes them."""
     return {"min": low, "max": high, "avg_min": 0.8 * low, "avg_max": 0.7 * high, "mean": 0.1, "std": 0.5, "b": 1.0}
 
 
