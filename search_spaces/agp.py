@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
+from trainables.savings import SPARSE
 
 #: Final sparsities, a grid.
 SPARSITIES, STEP = (0.3, 0.95), 0.05
@@ -59,5 +60,5 @@ SPACE = Space(
         "pruning_end_epoch": "the epoch after the last that prunes",
         "pruning_frequency": "every how many epochs between them",
     },
-    saving="inference",
+    saving=SPARSE,
 )

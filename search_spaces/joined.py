@@ -10,7 +10,7 @@ from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners,
 from trainables.config import JOINS_GRADSKIP
 from trainables.errors import UserError
 from trainables.gradients.fields import ESTIMATORS
-from trainables.savings import TIME
+from trainables.savings import BOTH, BOTH_SPARSE, SPARSE, TIME, TRAINING
 
 #: Methods in the order of a joined method's name.
 _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
@@ -81,9 +81,7 @@ def joined(spaces: Sequence[Space]) -> Space:
                 "braking_distance or manual_layers"
             )
     together = _All(tuple(spaces))
-    savings = {space.saving for space in spaces if space.method != "none"} or {"training"}
-    if TIME in savings:  # the clock shows what all of them save
-        savings = {TIME}
+    savings = {space.saving for space in spaces if space.method != "none"} or {TRAINING}
     method = "+".join(method for method in _ORDER if method in parts)
     return Space(
         name="+".join(names),
@@ -97,6 +95,17 @@ def joined(spaces: Sequence[Space]) -> Space:
         start_is_published=all(space.start_is_published for space in spaces),
         meanings={name: meaning for space in spaces for name, meaning in space.meanings.items()},
         notes=together.notes,
-        saving="both" if len(savings) > 1 else savings.pop(),
+        saving=_mean_of(savings),
         description="; ".join(space.description for space in spaces),
     )
+
+
+def _mean_of(savings: set[str]) -> str:
+    """Return the saving that counts all of these."""
+    if len(savings) == 1:
+        return next(iter(savings))
+    if TIME in savings:  # the clock shows what all of them save
+        return TIME
+    if TRAINING in savings:
+        return BOTH_SPARSE if SPARSE in savings else BOTH
+    return SPARSE

@@ -11,6 +11,7 @@ from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
 from trainables.compression.schedule.names import block_of
+from trainables.savings import SPARSE
 
 #: Largest sensitivity, and the distance of its values.
 WIDEST, STEP = 1.5, 0.25
@@ -64,5 +65,5 @@ SPACE = Space(
     start_is_published=False,
     meanings={PREFIX: "sensitivity of a layer: what is below so many standard deviations of its weights is pruned"},
     notes=notes,
-    saving="inference",
+    saving=SPARSE,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from search_spaces.space import Range, Space, SpaceContext, Suggests
 from trainables.compression.schedule.reading import Mark, read_marks
+from trainables.savings import INFERENCE
 
 #: Prefix of a parameter's name. Dots of a mark's path become slashes, because dots separate branch and variable.
 PREFIX = "mark:"
@@ -51,5 +52,5 @@ SPACE = Space(
     start_is_published=False,
     meanings={PREFIX: "a marked value of the schedule, by its path"},
     notes=notes,
-    saving="inference",
+    saving=INFERENCE,
 )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from trainables.savings import BOTH_SPARSE, SPARSE, TRAINING
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceContext:
@@ -239,8 +241,8 @@ class Space:
     """Lines that explain its ranges on this run."""
     uses_forward_cache: bool = False
     """True if `suggest` reads `SpaceContext.forward_cache_mb`."""
-    saving: str = "training"
-    """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
+    saving: str = TRAINING
+    """Compute that its trials save and are ranked by, of `SAVINGS`."""
     description: str = ""
     """Description in one line."""
     options: tuple[str, ...] = ()
@@ -342,4 +344,4 @@ def saving_of(method: str, names: Iterable[str]) -> str | None:
     """Return the compute that trials which set these fields save, where they prune; None where they do not."""
     if not any(name.startswith(("pruning_", "agp_")) for name in names):
         return None
-    return "both" if "gradskip" in method else "inference"
+    return BOTH_SPARSE if "gradskip" in method else SPARSE

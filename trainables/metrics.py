@@ -67,7 +67,9 @@ ROW: tuple[Metric, ...] = (
     _m("structured_sparsity", "float64", "fraction", "max",
        "elements of those weights in filters, rows or channels that are zero as a whole"),
     _m("inference_saved", "float64", "fraction", "max",
-       "1 - multiply-adds of the non-zero weights now / multiply-adds of the model as it was built, for one sample"),
+       "1 - multiply-adds of the model now, zeros included / those of the model as it was built, for one sample"),
+    _m("sparse_inference_saved", "float64", "fraction", "max",
+       "the same, without multiplications by zero weights, which kernels for dense weights execute"),
     _m("dense_macs", "Int64", "multiply-adds", "min", "of one sample through the model as it is now, zeros included",
        may_lack=True),
     _m("effective_macs", "Int64", "multiply-adds", "min", "the same, of the non-zero weights alone", may_lack=True),
@@ -187,8 +189,9 @@ def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
 
 #: Values of the columns measured on the model where nothing is measured, since the model is as it was built.
 MODEL_DEFAULTS: dict[str, object] = {
-    "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "dense_macs": None, "effective_macs": None,
-    "parameters": None, "latency_s": None, "layer_sparsity": "{}", "effective_samples": None,
+    "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "sparse_inference_saved": 0.0,
+    "dense_macs": None, "effective_macs": None, "parameters": None, "latency_s": None, "layer_sparsity": "{}",
+    "effective_samples": None,
     "gradient_clusters": "[]", "gradient_statistics": "[]",
 }  # fmt: skip
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from analysis.io.checked import number_of, numbers_of
+from analysis.io.checked import is_value, number_of, numbers_of
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality, quality_in
-from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, ranked_saving
+from trainables.savings import SAVED, SAVINGS, TRAINING, ranked_saving
 
 
 def quality_of(trials: pd.DataFrame | pd.Series | None) -> Quality:
@@ -42,8 +43,7 @@ def _text(value: Any) -> str | None:
 def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
     """Return what each trial saves of the compute that its study ranks by: fractions, NaN where not known.
 
-    ``compute_saved`` counts where there is no column ``saving`` or ``inference_saved``, and for rows without a
-    ``saving``.
+    ``compute_saved`` counts where there is no column ``saving``, and for rows without a ``saving``.
 
     >>> trials = pd.DataFrame({
     ...     "saving": [None, "training", "inference", "both"], "compute_saved": 0.2, "inference_saved": 0.6,
@@ -51,31 +51,23 @@ def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
     >>> saved_of(trials).tolist()
     [0.2, 0.2, 0.6, 0.4]
     """
-    training = numbers_of(trials, "compute_saved")
-    if "saving" not in trials.columns or "inference_saved" not in trials.columns or trials["saving"].isna().all():
-        return training.rename(SAVED)
-    inference, saved = numbers_of(trials, "inference_saved"), training
-    time = numbers_of(trials, "time_saved")
-    for saving in (INFERENCE, BOTH, TIME):
-        saved = saved.mask(_is(trials, saving), ranked_saving(saving, training, inference, time))
+    saved = numbers_of(trials, "compute_saved")
+    for saving in SAVINGS[1:]:
+        if (rows := is_value(trials, "saving", saving)).any():
+            saved = saved.mask(rows, ranked_saving(saving, partial(numbers_of, trials)))
     return saved.rename(SAVED)
 
 
 def saved_of_one(row: pd.Series) -> float:
     """Return what one trial saves of the compute that its study ranks by; NaN where not known."""
-    found = (number_of(row, name) for name in ("compute_saved", "inference_saved", "time_saved"))
-    return ranked_saving(saving_of(row) if "inference_saved" in row.index else TRAINING, *found)
+    return float(ranked_saving(saving_of(row), partial(number_of, row)))
 
 
 def ranks_by_training(trials: pd.DataFrame) -> pd.Series[bool]:
     """Return a mask of the rows of studies that rank by training compute."""
     if "saving" not in trials.columns:
         return pd.Series(True, index=trials.index)
-    return ~(_is(trials, INFERENCE) | _is(trials, BOTH) | _is(trials, TIME))
-
-
-def _is(trials: pd.DataFrame, saving: str) -> pd.Series[bool]:
-    return trials["saving"].isin([saving])
+    return ~trials["saving"].isin(SAVINGS[1:])
 
 
 def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
@@ -90,17 +82,3 @@ def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
     elif trials is not None and "saving" in trials.columns:
         found = next(iter(trials["saving"].dropna()), None)
     return TRAINING if found is None or pd.isna(found) else str(found)
-
-
-def inference_zeros(row: pd.Series) -> float:
-    """Return the part of ``inference_saved`` that is multiplications by zeros in a model as it is; 0 if unknown.
-
-    No kernel for a CPU skips them: only removed structures save time.
-
-    >>> round(inference_zeros(pd.Series({"inference_saved": 0.75, "dense_macs": 80, "effective_macs": 50})), 3)
-    0.15
-    """
-    saved, dense, effective = (number_of(row, name) for name in ("inference_saved", "dense_macs", "effective_macs"))
-    if not (dense > 0 and effective > 0):
-        return saved if dense > 0 else 0.0
-    return (dense / effective - 1) * (1 - saved)

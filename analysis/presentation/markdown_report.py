@@ -32,7 +32,7 @@ from analysis.presentation.settings_text import compresses, without_files
 from analysis.presentation.summary_text import compression_of, config_of, headline, settings_text, short
 from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
-from trainables.savings import BOTH, SAVED, TIME, TRAINING, saved_words
+from trainables.savings import BOTH, BOTH_SPARSE, SAVED, TIME, TRAINING, saved_words
 
 _ROLES = {"baseline": " (baseline)", "published": " (published)"}
 
@@ -75,7 +75,7 @@ def ranked_table(
         (drop_words(quality), True, drop),
         ("test acc." if quality.is_accuracy else quality.test, test, metric(quality.test)),
         ("saved", True, lambda row: _share(row.get(SAVED))),
-        ("training saved", saving == BOTH, lambda row: _share(row["compute_saved"])),
+        ("training saved", saving in (BOTH, BOTH_SPARSE), lambda row: _share(row["compute_saved"])),
         ("sparsity", of_inference, lambda row: _share(row.get("sparsity"))),
         ("MACs", of_inference, lambda row: _share(1 - number_of(row, "inference_saved"))),
         ("GFLOPs", True, lambda row: _number(row["executed_flops"] / 1e9, 2)),
@@ -163,11 +163,12 @@ def _rare_losses(confirmation: pd.DataFrame) -> str:
 _SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("sparsity", "sparsity", percent),
     ("structured_sparsity", "sparsity in whole filters, rows or channels", percent),
-    ("inference_saved", "inference compute saved, zeros skipped", percent),
+    ("inference_saved", "inference compute saved", percent),
+    ("sparse_inference_saved", "inference compute saved where zeros are skipped", percent),
     ("dense_macs", "MACs of a sample, zeros included", "{:,.0f}".format),
     ("effective_macs", "MACs of the weights that are not zero", "{:,.0f}".format),
     ("parameters", "parameters", "{:,.0f}".format),
-    ("latency_s", "latency of a batch", lambda seconds: f"{1000 * seconds:.2f} ms"),
+    ("latency_s", "latency of a sample", lambda seconds: f"{1000 * seconds:.2f} ms"),
 )
 
 

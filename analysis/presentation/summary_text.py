@@ -40,13 +40,13 @@ from analysis.metrics.ranking import (
     insignificant_difference,
     reference_values,
 )
-from analysis.metrics.saving import inference_zeros, quality_of, saved_of_one, saving_of
+from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.settings_text import compression_text, cut_words, estimator_text, recipe_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradients.fields import ESTIMATORS, estimator_in
 from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
-from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, share_words
+from trainables.savings import SAVED, TRAINING, share_words
 
 #: Caption of the stage tree's picture.
 TREE_CAPTION = (
@@ -225,9 +225,6 @@ def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd
     if found.time_saved is not None:
         time = percent(abs(found.time_saved))
         saving += f" ({time} of the time)" if found.time_saved >= 0 else f" (in {time} more time)"
-    part = {INFERENCE: 1, BOTH: 0.5}.get(saving_of(best), 0)
-    if (zeros := part * inference_zeros(best)) >= 0.0005:
-        saving += f", {percent(zeros)} by single zeros, which kernels do not skip"
     lost, allowed = words.change(found.loss), f"{drop_text(words.limit, words.quality)} allowed."
     if found.confidence is None:
         lost += f" on one seed, {allowed}"

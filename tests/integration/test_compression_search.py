@@ -101,7 +101,8 @@ def test_a_schedules_marks_are_searched_and_the_best_is_a_schedule_again(tmp_pat
     assert_equals_alone(trials.iloc[2])
     best = analysis.best(analysis.rank(trials, allowed_drop=0.9))
     assert best is not None
-    assert best["inference_saved"] == max(trials["inference_saved"])
+    assert best["saving"] == "sparse-inference"  # it removes nothing
+    assert best["sparse_inference_saved"] == max(trials["sparse_inference_saved"])
     written = study / "best.yaml"
     assert written.is_file(), sorted(path.name for path in study.iterdir())
     read = read_schedule(written)
@@ -120,7 +121,7 @@ def test_thresholds_and_sensitivities_are_searched_at_once(tmp_path: Path) -> No
     trials = analysis.load(study)
     assert set(trials["status"]) == {"completed"}, said
     assert list(trials["method"]) == ["none"] + ["gradskip+compression"] * 2
-    assert Layout(study).read_info().saving == "both"
+    assert Layout(study).read_info().saving == "both-sparse"
     names = {name.split(":")[0] for params in suggested(study)[1:] for name in params}
     assert {"s", "CAC_VAR_START_THR"} <= names
     assert (trials["sparsity"].iloc[1:] > 0).all()

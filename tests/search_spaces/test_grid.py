@@ -245,8 +245,8 @@ def test_any_grid_expands_as_the_nested_loops_do(grid: Any) -> None:
     [
         ("all: {CAC_VAR_START_THR: [0.9]}", "gradskip", "training"),
         ("all: {distill_temperature: [1, 2]}", "compression", "training"),
-        ("all: {pruning_frequency: [1, 2]}", "compression", "inference"),
-        ("all: {CAC_RULE: variance, pruning_frequency: [1, 2]}", "gradskip+compression", "both"),
+        ("all: {pruning_frequency: [1, 2]}", "compression", "sparse-inference"),
+        ("all: {CAC_RULE: variance, pruning_frequency: [1, 2]}", "gradskip+compression", "both-sparse"),
         ("all: {forward_cache_mb: [0, 64]}", "none", "training"),
     ],
 )

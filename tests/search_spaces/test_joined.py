@@ -40,8 +40,9 @@ def test_what_it_saves_and_whether_its_start_is_published() -> None:
     def saving(name: str) -> str:
         return search_spaces.load(name).saving
 
-    assert saving("auto_thresholds+pruning_sensitivities") == "both"
-    assert saving("agp+schedule") == "inference"
+    assert saving("auto_thresholds+pruning_sensitivities") == "both-sparse"
+    assert saving("auto_thresholds+schedule") == "both"
+    assert saving("agp+schedule") == saving("agp") == "sparse-inference"
     assert saving("distillation+auto_thresholds") == "training"
     assert search_spaces.load("distillation+auto_thresholds").start_is_published
     assert not search_spaces.load("agp+auto_thresholds").start_is_published

@@ -83,7 +83,7 @@ def test_a_space_object_has_its_own_start_and_notes(write: Write) -> None:
     assert (dict(space.start(ANY_RUN)), space.notes(ANY_RUN)) == ({"CAC_BRAKING_DISTANCE": 3}, ["mine"])
     # Joined with one of ours that does not search the same, and with options of the workload.
     both = search_spaces.load(f"{module}:SPACE+stop_rules+{module}:rates".replace("stop_rules", "agp"))
-    assert (both.method, both.saving, both.options) == ("gradskip+compression", "both", ("lr", "nesterov"))
+    assert (both.method, both.saving, both.options) == ("gradskip+compression", "both-sparse", ("lr", "nesterov"))
     assert dict(both.start(ANY_RUN))["lr"] == pytest.approx(10**-1.5, rel=1e-5)  # the geometric middle
     [low, *_] = corners(both, ANY_RUN)
     assert low["workload_options"] == ("lr=0.001", "nesterov=true")

@@ -124,7 +124,7 @@ def test_lists_of_layers_are_choices() -> None:
 def test_fields_of_compression() -> None:
     text = "pruning_frequency: {choices: [1, 2]}\nagp_final_sparsity: {low: 0, high: 0.5}"
     space = search_spaces.load("s.yaml", {"s.yaml": text})
-    assert (space.method, space.saving) == ("compression", "inference")
+    assert (space.method, space.saving) == ("compression", "sparse-inference")
     assert space.meaning("pruning_frequency") == "every how many epochs between them"
     assert space.start(ANY_RUN)["agp_final_sparsity"] == 0.25
 

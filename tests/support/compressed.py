@@ -35,8 +35,9 @@ def pruned(
     settings = config or {"pruning_sensitivities": SENSITIVITIES}
     layers = {"conv1.weight": 0.4, "conv2.weight": 0.2, "fc.weight": 0.0}
     row = result_row(
-        accuracy, training, sparsity=0.3, structured_sparsity=0.1, inference_saved=inference, dense_macs=MACS,
-        effective_macs=round(MACS * (1 - inference)), parameters=18_482, layer_sparsity=json.dumps(layers),
+        accuracy, training, sparsity=0.3, structured_sparsity=0.1, inference_saved=inference,
+        sparse_inference_saved=inference, dense_macs=MACS, effective_macs=round(MACS * (1 - inference)),
+        parameters=18_482, layer_sparsity=json.dumps(layers),
     )  # fmt: skip
     return {
         "row": row | dict(columns or {}),

@@ -105,12 +105,14 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
         outside_zero_structures += filters * channels * (n // (weight.shape[0] * weight.shape[1]))
         effective += macs[name] * nonzero / n
         by_layer[name] = round(1 - nonzero / n, 6)
+    dense = sum(macs[name] for name in layers)
     return {
         "sparsity": 1 - alive / elements if elements else 0.0,
         "structured_sparsity": 1 - outside_zero_structures / elements if elements else 0.0,
-        "dense_macs": sum(macs[name] for name in layers),
+        "dense_macs": dense,
         "effective_macs": round(effective),
-        "inference_saved": share_saved(effective, reference_macs),
+        "inference_saved": share_saved(dense, reference_macs),
+        "sparse_inference_saved": share_saved(effective, reference_macs),
         "parameters": sum(p.numel() for p in model.parameters()),
         "layer_sparsity": json.dumps(by_layer),
     }

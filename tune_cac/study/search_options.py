@@ -26,7 +26,7 @@ from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
 from trainables.runtime.processors import processors
-from trainables.savings import SAVINGS, TIME
+from trainables.savings import SAVINGS, TIME, of_zeros
 from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
@@ -451,7 +451,15 @@ class SearchOptions(StudyOptions):
     @property
     def ranked_by(self) -> str:
         """Return the compute that trials are ranked by."""
-        return self.saving or self.loaded_space.saving
+        saving = self.saving or self.loaded_space.saving
+        if self.saving is None and (schedule := self.fixed.get("schedule")) is not None:
+            from trainables.compression.schedule import read_marks
+
+            marked = read_marks(schedule)
+            read = marked.read(marked.middles(), compatible=bool(self.fixed.get("schedule_compatible")))
+            if all(policy.kind != "extension" for policy in read.policies):  # nothing is removed
+                return of_zeros(saving)
+        return saving
 
     @property
     def fixed(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from analysis.metrics.ranking import CUT, SHORTER
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import OFF_FIELD
 from trainables.quality import allowed_amount
-from trainables.savings import INFERENCE, TIME
+from trainables.savings import INFERENCE, SPARSE, TIME
 from tune_cac.study.search_options import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.baseline import WarmStart
 from tune_cac.tuning.plan import SearchPlan
@@ -45,7 +45,7 @@ def in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
 
 def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
     """Return the cut dense runs that are controls, each with a learning-rate schedule of its own length."""
-    if base.saving in (INFERENCE, TIME):  # a control saves training compute
+    if base.saving in (INFERENCE, SPARSE, TIME):  # a control saves training compute
         return []
     return [_control(SHORTER, {"method": "none", EPOCHS: epochs}) for epochs in in_epochs(SHARES, base.epochs)]
 

@@ -95,12 +95,12 @@ def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> fl
 
 def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[str, Any] | None) -> float:
     """Return a row's savings of the compute that its trial is ranked by, relative to the baseline if there is one."""
-    training, time = row["compute_saved"], 0.0
+    found = {"time_saved": 0.0, **row}
     if baseline is not None:
-        training = saved_of_baseline(row, baseline)
+        found["compute_saved"] = saved_of_baseline(row, baseline)
         if saving == TIME:
-            time = share_saved(row["train_time_s"], baseline["train_time_s"])
-    return ranked_saving(saving, training, float(row.get("inference_saved") or 0.0), time)
+            found["time_saved"] = share_saved(row["train_time_s"], baseline["train_time_s"])
+    return float(ranked_saving(saving, lambda name: found.get(name) or 0.0))
 
 
 def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:

@@ -1,4 +1,4 @@
-"""What trials are ranked by: training compute, inference compute, or the mean of both."""
+"""What trials are ranked by: compute of training, of inference, with and without zeros, or the mean of both."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def by_hand(saving: str | None, training: float | None, inference: float | None)
     known = {
         None: training, "training": training, "inference": inference,
         "both": None if training is None or inference is None else (training + inference) / 2,
-        "time": None,  # these rows have no times
-    }[saving]  # fmt: skip
+    }.get(saving)  # these rows have neither times nor zeros  # fmt: skip
     return float("nan") if known is None else known
 
 

@@ -149,9 +149,16 @@ def test_a_file_given_as_the_space_is_a_schedule_or_a_grid_by_what_it_says(tmp_p
     grid = tmp_path / "grid.yaml"
     grid.write_text("all: {CAC_VAR_START_ITR: 0, CAC_VAR_START_THR: [0.98, 0.99]}\n")
     assert SearchOptions(space=str(grid)) == SearchOptions(grid=grid)
-    marked = tmp_path / "marked.yaml"
-    marked.write_text(
+    marked, thinning = tmp_path / "marked.yaml", tmp_path / "thinning.yaml"
+    text = (
         "version: 1\npruners: {p: {class: SensitivityPruner, sensitivities: {conv2.weight: !search {low: 0, high: 1}}}}"
         "\npolicies: [{pruner: {instance_name: p}, epochs: [1]}]\n"
     )
-    assert SearchOptions(space=str(marked)) == SearchOptions(space="schedule", schedule=marked)
+    marked.write_text(text)
+    remover = "extensions: {x: {class: FilterRemover}}\n"
+    thinning.write_text(remover + text.replace("[1]}", "[1]}, {extension: {instance_name: x}, epochs: [2]}"))
+    options = SearchOptions(space=str(marked))
+    assert options == SearchOptions(space="schedule", schedule=marked)
+    assert options.ranked_by == "sparse-inference"
+    assert SearchOptions(space=str(thinning)).ranked_by == "inference"  # what is removed is not executed
+    assert SearchOptions(space="auto_thresholds+schedule", schedule=thinning).ranked_by == "both"

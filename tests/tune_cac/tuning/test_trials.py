@@ -24,6 +24,7 @@ def ended(accuracy: float, executed: int = 800, inference: float | None = 0.5, d
     return {
         "quality": accuracy, "compute_saved": 1 - executed / dense, "executed_flops": executed, "dense_flops": dense,
         "inference_saved": inference,
+        "sparse_inference_saved": inference,
     }  # fmt: skip
 
 
