@@ -181,7 +181,7 @@ def sums(row: pd.Series) -> list[tuple[str, str]]:
     """Return names and values of a model's totals; values that were not measured are left out.
 
     >>> sums(pd.Series({"sparsity": 0.8, "effective_macs": 51200, "latency_s": 0.0123}))
-    [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a batch', '12.30 ms')]
+    [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a sample', '12.30 ms')]
     """
     values = ((said, form, number_of(row, name)) for name, said, form in _SUMS)
     return [(said, form(value)) for said, form, value in values if isfinite(value)]
