@@ -59,6 +59,8 @@ ROW: tuple[Metric, ...] = (
     _m("gradient_bytes", "int64", "bytes", "min", "gradients produced, which data-parallel training would send"),
     _m("optimizer_bytes", "int64", "bytes", "min", "parameters, gradients and state that the optimizer visited"),
     _m("train_time_s", "float64", "seconds", "min", "training steps, without evaluation"),
+    _m("train_energy_j", "float64", "joules", "min",
+       "energy of the whole card during training steps, where NVML tells it (nvidia-ml-py)", may_lack=True),
     _m("wall_time_s", "float64", "seconds", "min", "everything since the run was built"),
     _m("peak_memory_bytes", "int64", "bytes", "min", "peak resident memory of the process (CPU) or allocated (CUDA)"),
     _m("learning_rate", "float64", "", "", "scheduled learning rate after the epoch's last step"),

@@ -20,7 +20,7 @@ from analysis.formatting import (
     value_text,
     whole_percent,
 )
-from analysis.io.checked import number_of
+from analysis.io.checked import number_of, numbers_of
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.metrics.confirmation import compared, rate_excluded, retrained_saving
@@ -82,6 +82,8 @@ def ranked_table(
         ("search cost", True, lambda row: _number(row["search cost"], 2)),
         ("peak MB", saving == TIME, lambda row: _number(row["peak_memory_bytes"] / 1e6, 0)),
         ("time s", True, lambda row: _number(row["train_time_s"], 2)),
+        ("joules", bool(numbers_of(ranking, "train_energy_j").notna().any()),
+         lambda row: _number(row["train_energy_j"], 0)),
         ("within", True, lambda row: "yes" if row["within_drop"] else "no"),
         ("over seeds", "seeds" in ranking.columns, lambda row: _over_seeds(row, quality)),
         ("front", True, lambda row: "yes" if row["on_front"] else ""),

@@ -441,6 +441,7 @@ class ScriptRun:
             **costs,
             "search_flops": costs["executed_flops"],
             "train_time_s": float(report.get("train_time_s", wall_time_s)),
+            "train_energy_j": None,
             "wall_time_s": wall_time_s,
             "peak_memory_bytes": counted.get("peak_memory_bytes"),
             "learning_rate": None,

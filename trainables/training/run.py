@@ -27,6 +27,7 @@ from trainables.gradskip.forward_cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, further_columns
 from trainables.quality import Quality
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
+from trainables.runtime.energy import energy_j
 from trainables.runtime.isolation import ProcessState, generators_state, kept_generators, set_generators
 from trainables.runtime.memory import peak_bytes, reset_peak
 from trainables.training.flops import RunCost
@@ -253,6 +254,7 @@ class TrainingRun:
         self.recipe.compile(self.model)
         self._train_time_before_s = 0.0
         self._training_since_s: float | None = None
+        self._energy_before_j, self._energy_since_j = 0.0, energy_j(self.device)  # None where nothing measures it
         self._wall_time_before_s, self._peak_before = 0.0, 0  # in the processes that saved the loaded checkpoint
         reset_peak(self.device)
         self.epoch = 0  # epochs trained and evaluated
@@ -314,9 +316,17 @@ class TrainingRun:
         since_s = self._training_since_s
         return self._train_time_before_s + (0.0 if since_s is None else self._training_clock_s() - since_s)
 
+    @property
+    def train_energy_j(self) -> float | None:
+        """Return the joules that the card has taken during training steps; None where nothing measures it."""
+        if self._energy_since_j is None or (now_j := energy_j(self.device)) is None:
+            return None
+        return self._energy_before_j + (0.0 if self._training_since_s is None else now_j - self._energy_since_j)
+
     def _resources(self) -> dict[str, Any]:
         return {
             "train_time_s": self.train_time_s,
+            "train_energy_j": self.train_energy_j,
             "wall_time_s": self.wall_time_s,
             "peak_memory_bytes": self.peak_bytes,
         }
@@ -370,11 +380,12 @@ class TrainingRun:
 
     def pause(self) -> None:
         """Pause the training time until `begin_epoch`."""
+        self._energy_before_j = self.train_energy_j or 0.0
         self._train_time_before_s, self._training_since_s = self.train_time_s, None
 
     def _resume(self) -> None:
         if self._training_since_s is None:
-            self._training_since_s = self._training_clock_s()
+            self._training_since_s, self._energy_since_j = self._training_clock_s(), energy_j(self.device)
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
@@ -532,9 +543,9 @@ class TrainingRun:
         self.row = state["row"]
         self.cost.counts = dict(state["counts"])
         self.cost.flops_before = self.executed_flops - state["search_flops"]
-        self._train_time_before_s = state["train_time_s"]
+        self._train_time_before_s, self._energy_before_j = state["train_time_s"], state.get("train_energy_j") or 0.0
         if self._training_since_s is not None:
-            self._training_since_s = self._training_clock_s()
+            self._training_since_s, self._energy_since_j = self._training_clock_s(), energy_j(self.device)
         self._wall_time_before_s = state["wall_time_s"]
         self._peak_before = int(state["peak_memory_bytes"])
         if state["method"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from runs import MEASURED, finish, without
 
 from trainables.config import TrialConfig
+from trainables.runtime import energy
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE
 from trainables.runtime.isolation import generators_state, set_generators
 from trainables.training import run as run_module
@@ -80,3 +82,41 @@ def test_the_training_time_stands_still_while_a_run_is_paused(monkeypatch: pytes
         run.pause()
         now_s[0] = 20.0
         assert run.train_time_s == 10.0
+
+
+def test_joules_are_those_of_training_steps_and_go_on_behind_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card_j = [1000.0]  # of other programs
+    monkeypatch.setattr(run_module, "energy_j", lambda device: card_j[0])
+    config = TrialConfig(epochs=2, method="none")
+    with TrainingRun(config) as run:
+        run.begin_epoch()
+        while not run.epoch_is_trained:
+            run.train_step()
+            card_j[0] += 7
+        steps, evaluate = run.step, run.workload.metrics_on
+        monkeypatch.setattr(
+            run.workload, "metrics_on", lambda *given: (card_j.__setitem__(0, card_j[0] + 50), evaluate(*given))[1]
+        )
+        assert run.end_epoch()["train_energy_j"] == 7 * steps  # none of the evaluation
+        run.save(tmp_path)
+    with TrainingRun(config) as again:
+        again.load(tmp_path)
+        card_j[0] += 50
+        again.begin_epoch()
+        card_j[0] += 3
+        assert again.train_energy_j == 7 * steps + 3
+
+
+def test_nvmls_counter_is_asked_by_the_cards_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SimpleNamespace(
+        NVMLError=KeyError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID={"GPU-1": "card"}.__getitem__,
+        nvmlDeviceGetTotalEnergyConsumption={"card": 2500}.__getitem__,  # millijoules
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(energy, "_nvml", energy._nvml.__wrapped__)
+    assert (energy._card_energy_j("GPU-1"), energy._card_energy_j("GPU-2")) == (2.5, None)
+    assert energy.energy_j(torch.device("cpu")) is None
