@@ -1,9 +1,9 @@
 """A frozen prefix: through which layer, from when, with what held, for how many epochs; for fine-tuning.
 
 Settings are explicit stops. With the default sampler the search decides them one after the other (`next_point`):
-whether norms hold their statistics, the depth that is frozen from the first step on, by bisection, a deeper prefix that
-follows later, fewer epochs. What would be the answer and loses too much over further seeds counts as too deep, and the
-search goes on.
+whether norms hold their statistics, whether learning rates are doubled, the depth that is frozen from the first step
+on, by bisection, a deeper prefix that follows later, fewer epochs. What would be the answer and loses too much over
+further seeds counts as too deep, and the search goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ HALF = 0.5
 #: more an answer might save.
 PARTS, WORTHWHILE = 16, 0.03
 LAYER, ITERATION = "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"
-NORMS, MODE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE"
+NORMS, MODE, RATE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE", "CAC_LR_FACTOR"
 HELD, MOVING = "hold_all", "go_on"
+#: Factors on the learning rate: what fewer layers learn in fewer epochs may want a higher one than all of them.
+RATES = (1.0, 2.0)
 #: Parameters that are not asked for where a field is fixed (`--set`).
-SETTLES = {LAYER: ("frozen", "depth"), ITERATION: ("frozen", "start"), NORMS: (NORMS,), MODE: (MODE,)}
+SETTLES = {LAYER: ("frozen", "depth"), ITERATION: ("frozen", "start"), NORMS: (NORMS,), MODE: (MODE,), RATE: (RATE,)}
 
 
 def prefix_ends(context: SpaceContext) -> tuple[int, ...]:
@@ -46,6 +48,8 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if context.has_norms and NORMS not in known:
         found[NORMS] = trial.suggest_categorical(NORMS, (HELD, MOVING))
+    if ends and RATE not in known and (rate := trial.suggest_categorical(RATE, RATES)) != 1:
+        found[RATE] = rate
     kinds = ("prefix", "deepening", "nothing") if len(ends) > 1 else ("prefix", "nothing")
     kind = "nothing" if not ends else "prefix"
     if ends and "frozen" not in known:
@@ -72,11 +76,14 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 
 def point(
-    context: SpaceContext, depth: int | None, *, norms: str = HELD, start: float = 0.0, deeper: int = 0
-) -> dict[str, Any]:
+    context: SpaceContext, depth: int | None, *, norms: str = HELD, rate: float = 1.0, start: float = 0.0,
+    deeper: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Return the parameters of a prefix frozen through a depth, in evaluation mode, and later deeper; None: nothing."""
     known = settled(context)
     values: dict[str, Any] = {NORMS: norms} if context.has_norms else {}
+    if prefix_ends(context):
+        values[RATE] = rate
     if prefix_ends(context) and depth is None:
         values["frozen"] = "nothing"
     elif prefix_ends(context):
@@ -105,10 +112,10 @@ def next_point(context: SpaceContext, tried: Sequence[Tried]) -> Tried | None:
 
 def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
     """Yield the settings that are wanted; what follows depends on how those before have ended."""
-    full, ends, norms = context.epochs, prefix_ends(context), HELD
+    full, ends, norms, rate = context.epochs, prefix_ends(context), HELD, RATES[0]
 
     def at(depth: int | None, start: float = 0.0, deeper: int = 0, epochs: int = full) -> Tried:
-        parameters = point(context, depth, norms=norms, start=start, deeper=deeper)
+        parameters = point(context, depth, norms=norms, rate=rate, start=start, deeper=deeper)
         wanted = Tried(parameters=parameters, epochs=epochs)
         return wanted.among(tried) or wanted
 
@@ -134,6 +141,11 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             norms = MOVING
             yield (moving := at((len(ends) - 1) // 2))
             norms = MOVING if moving.lost < held.lost else HELD
+    if ends and RATE not in settled(context):
+        slower, rate = at((len(ends) - 1) // 2), RATES[1]
+        yield slower
+        yield (faster := at((len(ends) - 1) // 2))
+        rate = RATES[1] if faster.lost < slower.lost else RATES[0]
     first, too_deep = yield from deepest(-1, len(ends), at)
     found: Callable[..., Tried] | None = partial(at, first) if first >= 0 else None
     if found is None or _is_worth_deepening(context, found().saved, at(too_deep).saved):
@@ -153,6 +165,7 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
                 yield at(first // 2, epochs=epochs)
             break
     if context.has_norms and norms == HELD and ends and not {"frozen", NORMS} & settled(context):
+        rate = RATES[0]
         yield at(None)
 
 

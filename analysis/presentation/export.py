@@ -108,6 +108,8 @@ def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace:
     holds = settings.prefix_mode == "eval" or settings.norm_statistics == "hold"
     if settings.braking_distance > 1 or (settings.braking_distance and holds):
         lines.insert(0, f"# Updates that shrink over {settings.braking_distance} steps before a stop are left out.")
+    if settings.lr_factor != 1:
+        lines.insert(0, f"# Once, before the scheduler is made: group['lr'] *= {settings.lr_factor:g} in every group.")
     if settings.norm_statistics == "hold_all":
         lines += [
             "for module in model.modules():  # after every model.train()",
@@ -148,8 +150,10 @@ def _thawing_schedule(config: TrialConfig, frozen: dict[int, tuple[str, ...]], t
     settings = config.gradskip_settings()
     trained = zip(trace.layer_names, trace.trains, strict=True)
     rest = [name for name, trains in trained if trains == "1" and name not in frozen[0]]
-    mode = ["# The rest is in evaluation mode, which no schedule says."] if settings.prefix_mode == "eval" else []
-    return [*mode, yaml.safe_dump({0: {"params": rest}}, sort_keys=False).rstrip()]
+    notes = ["# The rest is in evaluation mode, which no schedule says."] if settings.prefix_mode == "eval" else []
+    if settings.lr_factor != 1:
+        notes.append(f"# Learning rates are {settings.lr_factor:g} times the optimizer's own.")
+    return [*notes, yaml.safe_dump({0: {"params": rest}}, sort_keys=False).rstrip()]
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:

@@ -17,6 +17,7 @@ from analysis.metrics.saving import quality_of, saved_of, saving_of
 from analysis.presentation.settings_text import estimator_text
 from analysis.presentation.summary_text import trial_numbers
 from trainables.gradients.fields import ESTIMATORS
+from trainables.gradskip.replay import FROM_START
 from trainables.gradskip.settings import Settings
 from trainables.interventions import Intervention
 from trainables.quality import ACCURACY, Quality
@@ -28,6 +29,7 @@ _SCHEDULE = "compression"
 #: Text templates for the other effects of a stop, by key.
 _HOW = {
     "norm_statistics": "norm statistics {}",
+    "lr_factor": "learning rates times {}",
     "prefix_mode": "prefix in {} mode",
     "at_once": "before the first step",
     "forward_cache_mb": "forward cache {} MB",
@@ -195,8 +197,7 @@ def _root_rows(
     for name, _ in reversed(order):  # children before their parents
         if link := stages[name].link:
             through[link[0]] += through[name]
-    norms = facts.get("norm_statistics")
-    dense = "dense run" + (f", {_pair('norm_statistics', norms)}" if norms else "")
+    dense = ", ".join(["dense run", *(_pair(name, facts[name]) for name in FROM_START if name in facts)])
     rows = []
     for name, depth in order:
         stage, kept = stages[name], checkpoints.entries(name)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.replay import Blueprint, blueprint_key, holds_from_start
+from trainables.gradskip.replay import FROM_START, Blueprint, acts_from_start, blueprint_key
 from trainables.interventions import Intervention
 from trainables.quality import Quality, quality_in
 from trainables.stage_tree.store import Stage, StageStore, roots
@@ -200,9 +200,14 @@ class RunTrace:
             **values,
         )
 
+    @property
+    def from_start(self) -> dict[str, Any]:
+        """Return the settings that act from its first step on; see `acts_from_start`."""
+        return {name: self.run[name] for name in FROM_START if name in self.run}
+
     def begins(self, config: TrialConfig) -> bool:
         """Return whether the configuration's run is the recorded one until its method acts."""
-        return holds_from_start(config) == ("norm_statistics" in self.run)
+        return acts_from_start(config) == self.from_start
 
     def dense_only(self) -> RunTrace:
         """Return the trace with the dense run as its only stage; the other stages grow during a search."""
@@ -253,8 +258,8 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
     Args:
         path: the folder.
         root: id of one of the study's roots, or a prefix of it; None for the longest run with the most recorded steps,
-            if possible the baseline's. A study has one root for each number of epochs, one more for
-            ``CAC_NORM_STATISTICS=hold_all``, and more after a change of code, data or machine.
+            if possible the baseline's. A study has one root for each number of epochs, more for
+            ``CAC_NORM_STATISTICS=hold_all`` and ``CAC_LR_FACTOR``, and more after a change of code, data or machine.
         epochs: of the run; None for any.
 
     UserError: there is no study, no recorded training or no matching root, or the dense run is not complete.
@@ -278,7 +283,7 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
 
     def rank(trace: RunTrace) -> tuple[int, bool, int]:
         steps = sum(stage.known_until - stage.start for stage in trace.stages)
-        return trace.run.get("epochs", 0), "norm_statistics" not in trace.run, steps
+        return trace.run.get("epochs", 0), not trace.from_start, steps
 
     trace = max(traces, key=rank)
     return complete(trace, layout.root)

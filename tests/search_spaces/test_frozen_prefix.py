@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from search_spaces import SpaceContext, load
-from search_spaces.frozen_prefix import HALF, HELD, MOVING, NORMS, next_point, start
+from search_spaces.frozen_prefix import HALF, HELD, MOVING, NORMS, RATE, next_point, start
 from search_spaces.space import Tried, describe
 
 SPACE = load("frozen_prefix")
@@ -58,7 +58,7 @@ def at_full_length(tried: list[Tried]) -> list[int]:
     return [
         one.parameters["depth"]
         for one in tried
-        if {**one.parameters, **SHALLOW} == one.parameters and one.epochs == CONTEXT.epochs
+        if {**one.parameters, **SHALLOW, RATE: 1.0} == one.parameters and one.epochs == CONTEXT.epochs
     ]
 
 
@@ -91,10 +91,20 @@ def test_of_many_layers_the_answer_is_a_sixteenth_of_the_depth_too_shallow_at_mo
 @pytest.mark.parametrize(("held", "moving", "norms"), [(0.0, 0.1, HELD), (0.02, 0.03, HELD), (0.01, 0.0, MOVING)])
 def test_norms_are_decided_first(held: float, moving: float, norms: str) -> None:
     tried = searched(lambda p, epochs: held if p[NORMS] == HELD else moving)
-    assert tried[0].parameters == {NORMS: HELD, **SHALLOW, "depth": 7, "CAC_PREFIX_MODE": "eval"}
+    assert tried[0].parameters == {NORMS: HELD, RATE: 1.0, **SHALLOW, "depth": 7, "CAC_PREFIX_MODE": "eval"}
     assert {one.parameters[NORMS] for one in tried[2:]} == {norms}
-    alone = {NORMS: HELD, "frozen": "nothing"}
+    alone = {NORMS: HELD, RATE: 1.0, "frozen": "nothing"}
     assert (tried[-1].parameters == alone) == (norms == HELD)  # the control of what norms gain
+
+
+@pytest.mark.parametrize(("slow", "fast", "rate"), [(0.0, 0.1, 1.0), (0.1, 0.1, 1.0), (0.1, 0.02, 2.0)])
+def test_the_learning_rate_is_decided_after_them(slow: float, fast: float, rate: float) -> None:
+    tried = searched(lambda p, epochs: slow if p[RATE] == 1 else fast, allowed=0.05)
+    doubled = next(place for place, one in enumerate(tried) if one.parameters[RATE] == 2)
+    assert {**tried[doubled].parameters, RATE: 1.0} in [one.parameters for one in tried[:doubled]]
+    rest = [one.parameters for one in tried[doubled + 1 :]]
+    assert {p[RATE] for p in rest if p["frozen"] != "nothing"} == {rate}
+    assert [p[RATE] for p in rest if p["frozen"] == "nothing"] in ([], [1.0])  # what norms alone gain
 
 
 def test_fewer_epochs_are_tried_at_the_deepest_prefix_until_they_lose_too_much() -> None:
@@ -123,9 +133,9 @@ def test_no_deepening_begins_a_cache_anew_for_little() -> None:
 @pytest.mark.parametrize(
     ("fixed", "asked"),
     [
-        ({"CAC_STOP_LAYER_NUM": [9]}, {"start", "CAC_PREFIX_MODE", NORMS}),
-        ({"CAC_STOP_LAYER_ITR": [0]}, {"depth", "CAC_PREFIX_MODE", NORMS}),
-        ({"CAC_PREFIX_MODE": "train", NORMS: MOVING}, {"frozen", "depth", "start", "deeper", "later"}),
+        ({"CAC_STOP_LAYER_NUM": [9]}, {"start", "CAC_PREFIX_MODE", NORMS, RATE}),
+        ({"CAC_STOP_LAYER_ITR": [0]}, {"depth", "CAC_PREFIX_MODE", NORMS, RATE}),
+        ({"CAC_PREFIX_MODE": "train", NORMS: MOVING, RATE: 1.0}, {"frozen", "depth", "start", "deeper", "later"}),
     ],
 )
 def test_a_choice_may_be_fixed(fixed: dict[str, Any], asked: set[str]) -> None:
@@ -143,9 +153,10 @@ def test_a_failed_run_counts_as_too_great_a_loss() -> None:
 
 def test_without_norms_or_layers() -> None:
     plain = SpaceContext(total_steps=10, epochs=2, layer_names=("a", "b"), unit_ends=(0,))
-    prefix = {"frozen": "prefix", "depth": 0, "start": 0.0, "CAC_PREFIX_MODE": "eval"}
+    prefix = {"frozen": "prefix", "depth": 0, "start": 0.0, "CAC_PREFIX_MODE": "eval", RATE: 1.0}
     assert [(one.parameters, one.epochs) for one in searched(lambda p, epochs: 0.0, plain)] == [
         (prefix, 2),
+        ({**prefix, RATE: 2.0}, 2),
         (prefix, 1),
     ]
     none = SpaceContext(total_steps=10, epochs=2, layer_names=("a",), unit_ends=())
@@ -166,10 +177,11 @@ def test_its_points_are_settings_of_the_space() -> None:
         if p["frozen"] == "nothing":
             assert values == {"CAC_VAR_START_THR": -1.0, NORMS: HELD}
             continue
+        rate = {RATE: 2.0} if p[RATE] == 2 else {}
         stops = [stop(p["depth"], p["start"])]
         if p["frozen"] == "deepening":
             stops.append(stop(p["depth"] + p["deeper"], p["start"] + (1 - p["start"]) * p["later"]))
         layers, iterations = zip(*stops, strict=True)
         stopping = {"CAC_STOP_LAYER_NUM": layers, "CAC_STOP_LAYER_ITR": iterations, "CAC_PREFIX_MODE": "eval"}
-        assert values == {**stopping, "forward_cache_mb": 0, NORMS: HELD}
+        assert values == {**stopping, "forward_cache_mb": 0, NORMS: HELD, **rate}
     assert kinds == {"nothing", "prefix", "deepening"}

@@ -15,6 +15,29 @@ from trainables.gradskip.settings import OFF, Settings  # noqa: F401 - in exampl
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
+def scale_learning_rates(optimizer: Optimizer, factor: float, *, first: int = 0, scheduler: Any = None) -> None:
+    """Multiply the learning rates of an optimizer's groups from the ``first`` on, and of a scheduler made before.
+
+    UserError: a group has no learning rate, or a scheduler that is not given.
+    """
+    if factor == 1:
+        return
+    for group in optimizer.param_groups[first:]:
+        if group.get("lr") is None:
+            kind = type(optimizer).__name__
+            raise UserError(
+                f"CAC_LR_FACTOR={factor:g} multiplies learning rates, of which {kind} has none: leave it out"
+            )
+        if "initial_lr" in group and scheduler is None:
+            raise UserError(
+                f"CAC_LR_FACTOR={factor:g} must come before the learning-rate scheduler, which has read the rates: "
+                "make or wrap the optimizer first, or give wrap the scheduler"
+            )
+        group |= {name: group[name] * factor for name in ("lr", "initial_lr") if name in group}
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+
 def wrap(
     optimizer: AnyOptimizer,
     settings: Settings | None = None,
@@ -22,6 +45,7 @@ def wrap(
     model: nn.Module | None = None,
     example_inputs: Any = None,
     total_steps: int | None = None,
+    scheduler: Any = None,
 ) -> AnyOptimizer:
     """Attach Gradient-Skip to an optimizer in place, and return the same object, with the attribute ``gradskip``.
 
@@ -34,9 +58,10 @@ def wrap(
         model: see `GradientSkip`. Give it with several parameter groups.
         example_inputs: see `GradientSkip`.
         total_steps: see `GradientSkip`.
+        scheduler: the learning-rate scheduler that the optimizer has already, which ``CAC_LR_FACTOR`` scales, too.
 
     Raises:
-        UserError: see `GradientSkip`.
+        UserError: see `GradientSkip`, and for ``CAC_LR_FACTOR`` where there is a scheduler that is not given.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2, 3, 3))
     >>> optimizer = wrap(torch.optim.RMSprop([weight]), OFF)
@@ -46,6 +71,7 @@ def wrap(
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"wrap takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
     gradskip = GradientSkip(optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps)
+    scale_learning_rates(optimizer, gradskip.settings.lr_factor, scheduler=scheduler)
     optimizer.gradskip = gradskip  # type: ignore[attr-defined]
     add_to_optimizer = optimizer.add_param_group
 
@@ -58,6 +84,7 @@ def wrap(
                 "new optimizer does not have"
             )
         add_to_optimizer(param_group)
+        scale_learning_rates(optimizer, gradskip.settings.lr_factor, first=len(optimizer.param_groups) - 1)
         gradskip.bind()
 
     optimizer.add_param_group = add_param_group  # type: ignore[method-assign]

@@ -180,16 +180,24 @@ def stop_action(
     return action_text({**action, **_how(config)})
 
 
-def holds_from_start(config: TrialConfig) -> bool:
-    """Return whether a run holds all norms from its first step on, and so trains as no run does that does not."""
-    return config.skips_gradients and config.gradskip_settings().norm_statistics == "hold_all"
+#: Settings by which a run may train from its first step on as no run does without them.
+FROM_START = ("norm_statistics", "lr_factor")
+
+
+def acts_from_start(config: TrialConfig) -> dict[str, Any]:
+    """Return those of `FROM_START` that a run has, with their values."""
+    if not config.skips_gradients:
+        return {}
+    settings = config.gradskip_settings()
+    norms = {"norm_statistics": "hold_all"} if settings.norm_statistics == "hold_all" else {}
+    return norms | ({"lr_factor": settings.lr_factor} if settings.lr_factor != 1 else {})
 
 
 def _how(config: TrialConfig) -> dict[str, Any]:
     """Return the other settings that a stop's effect depends on, where they are not the default."""
     settings = config.gradskip_settings()
     named = {
-        "norm_statistics": ("go_on" if holds_from_start(config) else settings.norm_statistics, "go_on"),
+        "norm_statistics": ("go_on" if settings.norm_statistics == "hold_all" else settings.norm_statistics, "go_on"),
         "prefix_autograd": (settings.prefix_autograd, True),
         "prefix_mode": (settings.prefix_mode, "train"),
         "forward_cache_mb": (config.forward_cache_mb, 0),

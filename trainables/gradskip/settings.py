@@ -22,7 +22,17 @@ from trainables.gradskip.variables import (
 )
 
 #: Prefixes of variables; unknown variables with one of them cause a warning, as they may be misspelt.
-_PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_", "CAC_RULE", "CAC_WATCH", "CAC_WHOLE_", "CAC_NORM_", "CAC_PREFIX_")
+_PREFIXES = (
+    "CAC_VAR_",
+    "CAC_STOP_",
+    "CAC_BRAKING_",
+    "CAC_RULE",
+    "CAC_WATCH",
+    "CAC_WHOLE_",
+    "CAC_NORM_",
+    "CAC_PREFIX_",
+    "CAC_LR_",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -285,6 +285,11 @@ class VariableFields:
         "a layer stops together with its bias and norm, in execution order; needs model=",
         mode="both", published=False,
     )
+    lr_factor: float = variable(
+        "CAC_LR_FACTOR", 1.0, Range("a number > 0", lambda value: value > 0),
+        "learning rates are this many times the optimizer's own, from the first step on, whatever has stopped",
+        mode="both", published=False,
+    )
     norm_statistics: str = variable(
         "CAC_NORM_STATISTICS", "go_on",
         Range(f"one of {', '.join(NORM_STATISTICS)}", lambda value: value in NORM_STATISTICS),

@@ -19,7 +19,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.fields import OF_ANY_METHOD
 from trainables.gradskip.nothing_stops import weight_decays
-from trainables.gradskip.replay import holds_from_start
+from trainables.gradskip.replay import acts_from_start
 from trainables.interventions import Intervention
 from trainables.registry import METHODS
 from trainables.stage_tree.store import Chunk, Stage, StageStore
@@ -60,7 +60,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
         **measured,
         "precision": FLOAT32,
         **changes_results(config),
-        **({"norm_statistics": "hold_all"} if holds_from_start(config) else {}),
+        **acts_from_start(config),
         **config.quality.fields(),  # rows of another metric have other keys
         "torch": torch.__version__,
     }

@@ -53,7 +53,7 @@ class GradientSkipCallback(TrainerCallback):
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, optimizer: Any,
-        **kwargs: Any,
+        lr_scheduler: Any = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """Attach to the optimizer."""
         again = any(getattr(args, name, False) for name in ("activation_checkpointing", "gradient_checkpointing"))
@@ -62,7 +62,10 @@ class GradientSkipCallback(TrainerCallback):
             raise UserError(
                 f"ddp_find_unused_parameters must be True, got {looks}: DDP waits for gradients of stopped layers"
             )
-        self._skip.begin(optimizer, model, steps=state.global_step, total_steps=state.max_steps)
+        self._skip.begin(
+            optimizer, model, steps=state.global_step, total_steps=state.max_steps,
+            scheduler=getattr(lr_scheduler, "scheduler", lr_scheduler),  # within accelerate's
+        )  # fmt: skip
         # Loggers are called in order, and those of the trainer come before the user's callbacks; they are to see what
         # we add. No argument leads to the list of callbacks, but the caller has it.
         frame = inspect.currentframe()

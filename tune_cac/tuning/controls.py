@@ -51,12 +51,13 @@ def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
 
 
 def cut_with_norms_of(base: TrialConfig, best: BestSetting) -> list[PredefinedTrial]:
-    """Return the dense run that holds its norms as a setting does and is cut to its compute; none if that is all."""
+    """Return the dense run with a setting's norms and learning rates, cut to its compute; none if that is all."""
     epochs = max(1, at_most(1 - best.saved, base.epochs))
     if epochs == base.epochs:
         return []
-    holds = best.config.get("CAC_NORM_STATISTICS") == "hold_all"
-    dense = {"method": "gradskip", **OFF_FIELD, "CAC_NORM_STATISTICS": "hold_all"} if holds else {"method": "none"}
+    started = {name: best.config[name] for name in ("CAC_NORM_STATISTICS", "CAC_LR_FACTOR") if name in best.config}
+    recipe = {name: value for name, value in started.items() if value not in ("go_on", "hold", None)}
+    dense = {"method": "gradskip", **OFF_FIELD, **recipe} if recipe else {"method": "none"}
     return [_control(SHORTER, {**dense, EPOCHS: epochs})]
 
 

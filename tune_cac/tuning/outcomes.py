@@ -136,7 +136,8 @@ def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
     others = {name: value for name, value in values.items() if name not in BY_NAME and name not in ("method", EPOCHS)}
     same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
-    if values.get("CAC_NORM_STATISTICS") == "hold_all":  # its weights are other ones than the baseline's from the start
+    if values.get("CAC_NORM_STATISTICS") == "hold_all" or values.get("CAC_LR_FACTOR") not in (None, 1):
+        # Its weights are other ones than the baseline's from the start.
         mode = TrialConfig.from_mapping(values).gradskip_settings().mode
         same = same and mode not in ("auto", *MEASURED_RULES)
     return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))

@@ -11,7 +11,7 @@ from loops import OFF, train
 from torch import nn
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Settings
+from trainables.gradskip import SGD, Settings, wrap
 
 
 def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +105,44 @@ def test_a_state_of_a_larger_model_is_refused() -> None:
     target = SGD(small.parameters(), lr=0.1, settings=OFF)
     with pytest.raises(UserError, match="state to load is of 11 parameters, but this optimizer has 2"):
         target.gradskip.load_state_dict(optimizer.gradskip.state_dict())
+
+
+FASTER = Settings(start_thr=-1, lr_factor=4.0)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_learning_rates_are_the_optimizers_times_the_factor(kind: Any, is_scheduled: bool) -> None:
+    def trained(factor: float, settings: Settings | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        parameters = list((model := conv_model()).parameters())
+        groups = [{"params": parameters[:2], "lr": 0.01 * factor}, {"params": parameters[2:4]}]
+        optimizer = kind(groups, lr=0.03 * factor)
+        if is_scheduled:
+            optimizer.add_param_group({"params": parameters[4:]})
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        if settings is not None:
+            wrap(optimizer, settings, model=model, scheduler=schedule if is_scheduled else None)
+        if not is_scheduled:  # its rate is the default
+            optimizer.add_param_group({"params": parameters[4:], "lr": 0.03 * (factor if settings is None else 1)})
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        train(model, optimizer, 5, each=lambda _: schedule.step())
+        return parameters
+
+    assert all(map(torch.equal, trained(1.0, FASTER), trained(4.0, None)))
+
+
+def test_a_factor_that_would_be_lost_is_refused() -> None:
+    optimizer = torch.optim.SGD(conv_model().parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    with pytest.raises(UserError, match=r"CAC_LR_FACTOR=4 must come before the learning-rate scheduler.* or give wrap"):
+        wrap(optimizer, FASTER)
+    del optimizer.param_groups[0]["lr"]
+    with pytest.raises(UserError, match="CAC_LR_FACTOR=4 multiplies learning rates, of which SGD has none: leave"):
+        wrap(optimizer, FASTER)
+
+
+def test_a_loaded_state_has_its_rates_already() -> None:
+    optimizer, again = (SGD(conv_model().parameters(), lr=0.125, settings=FASTER) for _ in range(2))
+    again.load_state_dict(optimizer.state_dict())
+    assert [group["lr"] for group in again.param_groups] == [0.5]

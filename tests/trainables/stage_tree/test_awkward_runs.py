@@ -100,6 +100,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
             "CAC_WHOLE_UNITS": rng.random() < 0.5,
             "CAC_NORM_STATISTICS": rng.choice(["go_on", "go_on", "hold", "hold_all"]),
             "CAC_PREFIX_MODE": rng.choice(["train", "eval"]),
+            "CAC_LR_FACTOR": rng.choice([1.0, 1.0, 2.0]),
             "CAC_PREFIX_AUTOGRAD": rng.random() < 0.6,
         }
         mode = rng.choice(["auto", "manual", "linear", "freezeout", "gradient_norm", "grades", "plasticity", "off"])

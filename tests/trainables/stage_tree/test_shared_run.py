@@ -149,18 +149,21 @@ def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("tiny")
-def test_norms_that_hold_from_the_first_step_on_share_nothing_with_a_run_whose_norms_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("acting", [{"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_LR_FACTOR": 2.0}])
+def test_what_acts_from_the_first_step_on_shares_nothing_with_a_run_without(
+    acting: dict[str, Any], tmp_path: Path
+) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=100)
     base = TrialConfig(workload="tiny", epochs=EPOCHS, method="none")
     baseline = assert_equals_alone(base, sharing)
-    # The setting does nothing where there is no Gradient-Skip, and holds where its rule is off.
-    same = assert_equals_alone(replace(base, CAC_NORM_STATISTICS="hold_all"), sharing)
+    # The setting does nothing where there is no Gradient-Skip, and acts where its rule is off.
+    same = assert_equals_alone(replace(base, **acting), sharing)
     assert (same.store.root, same.trained_steps) == (baseline.store.root, 0)
-    off = replace(base, method="gradskip", CAC_VAR_START_THR=-1.0, CAC_NORM_STATISTICS="hold_all")
+    off = replace(base, method="gradskip", CAC_VAR_START_THR=-1.0, **acting)
     held = assert_equals_alone(off, sharing)
     assert held.trained_steps == TOTAL
     assert held.store.root != baseline.store.root
-    # Settings that hold share with each other.
+    # Settings with it share with each other.
     manual = replace(off, CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(TOTAL // 2,))
     stopped = assert_equals_alone(manual, sharing)
     assert stopped.store.root == held.store.root

@@ -78,14 +78,18 @@ def test_the_method_and_its_settings_are_no_part_of_it() -> None:
         id_of(method="gradskip", CAC_WATCH=("linear",), CAC_NORM_STATISTICS="hold", CAC_PREFIX_AUTOGRAD=False),
         id_of(method="gradskip", CAC_PREFIX_MODE="eval"),
         id_of(CAC_NORM_STATISTICS="hold_all"),
+        id_of(method="gradskip", CAC_LR_FACTOR=1.0),
     }) == 1  # fmt: skip
 
 
 @pytest.mark.usefixtures("tiny")
-def test_norms_that_hold_from_the_first_step_on_are_whatever_else_trains() -> None:
-    held = [id_of(method=method, CAC_NORM_STATISTICS="hold_all") for method in ("gradskip", "gradskip+compression")]
-    assert held == [held[0]] * 2
-    assert held[0] != id_of()
+def test_what_acts_from_the_first_step_on_is_whatever_else_trains() -> None:
+    found = {id_of()}
+    for acting in ({"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_LR_FACTOR": 2.0}, {"CAC_LR_FACTOR": 3.0}):
+        first, second = (id_of(method=method, **acting) for method in ("gradskip", "gradskip+compression"))
+        assert first == second
+        found.add(first)
+    assert len(found) == 4
 
 
 RECIPES: dict[str, Any] = {

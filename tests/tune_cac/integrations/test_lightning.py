@@ -23,8 +23,8 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from tune_cac.integrations.lightning import GradientSkipCallback  # noqa: E402
 
-#: The first of three layers stops after the fifth of 12 steps.
-STOP = Settings(watch=("linear",), stop_layer_num=(1,), stop_layer_itr=(4,))
+#: The first of three layers stops after the fifth of 12 steps; learning rates are doubled.
+STOP = Settings(watch=("linear",), stop_layer_num=(1,), stop_layer_itr=(4,), lr_factor=2.0)
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[name-defined,misc]
@@ -47,7 +47,9 @@ class Classifier(lightning.LightningModule):  # type: ignore[name-defined,misc]
 
     def configure_optimizers(self) -> Any:
         made = [torch.optim.AdamW(self.net.parameters(), lr=0.01) for _ in range(self.count)]
-        return made if self.settings is None else [wrap(made[0], self.settings, model=self)]
+        if self.settings is not None:
+            wrap(made[0], self.settings, model=self)
+        return made, [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in made]
 
 
 def batches() -> DataLoader[Any]:

@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 from tune_cac.integrations.transformers import GradientSkipCallback  # noqa: E402
 
 #: The embeddings and the first of two blocks stop after the sixth of 16 steps.
-STOP = Settings(watch=("linear",), whole_units=True, stop_layer_num=(20,), stop_layer_itr=(5,))
+STOP = Settings(watch=("linear",), whole_units=True, stop_layer_num=(20,), stop_layer_itr=(5,), lr_factor=2.0)
 HELD = "bert.encoder.layer.0.output.LayerNorm.bias"
 
 

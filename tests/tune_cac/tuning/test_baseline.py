@@ -80,7 +80,8 @@ def test_what_is_not_known_changes_nothing() -> None:
     assert not never_acts(TrialConfig(CAC_WATCH=("linear",)), trace)
     assert not never_acts(TrialConfig(CAC_RULE="plasticity", CAC_RULE_INTERVAL=3), trace)
     assert never_acts(TrialConfig(CAC_VAR_START_THR=-1.0), trace)
-    assert not never_acts(TrialConfig(CAC_VAR_START_THR=-1.0, CAC_NORM_STATISTICS="hold_all"), trace)
+    for acting in ({"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_LR_FACTOR": 2.0}):
+        assert not never_acts(TrialConfig(CAC_VAR_START_THR=-1.0, **acting), trace)
     assert not never_acts(TrialConfig(CAC_RULE="freezeout", CAC_RULE_END_ITR=90, CAC_RULE_START_ITR=80), trace)
 
 
@@ -104,12 +105,13 @@ def test_how_a_stop_is_made_is_part_of_what_trains_alike() -> None:
     stopped, dense = {"stop_events": '[{"iteration": 3, "layer": 5}]'}, {"stop_events": "[]"}
     ways: list[dict[str, Any]] = [
         {}, {"CAC_NORM_STATISTICS": "hold"}, {"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_PREFIX_MODE": "eval"},
+        {"CAC_LR_FACTOR": 2.0},
     ]  # fmt: skip
     assert len({outcome_identity(stopped, values) for values in ways}) == len(ways)
     assert outcome_identity(stopped, {}) == outcome_identity(
-        stopped, {"CAC_NORM_STATISTICS": "go_on", "CAC_PREFIX_MODE": "train"}
+        stopped, {"CAC_NORM_STATISTICS": "go_on", "CAC_PREFIX_MODE": "train", "CAC_LR_FACTOR": 1.0}
     )
-    assert len({outcome_identity(dense, values) for values in ways}) == 2  # what holds from the start
+    assert len({outcome_identity(dense, values) for values in ways}) == 3  # what acts from the start
 
 
 def test_spaces_take_the_learned_ranges() -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.gradskip.optimizers import scale_learning_rates
 from trainables.runtime.isolation import kept_generators
 from trainables.training.recipe.fields import BFLOAT16, CHEAP, FLOAT16, FLOAT32
 from trainables.workloads.base import Batch, Workload
@@ -416,6 +417,8 @@ class Recipe:
         """
         if self._config.fused_optimizer is not None:
             optimizer = with_kernels(optimizer, fused=self._config.fused_optimizer)
+        skips = self._config.skips_gradients
+        scale_learning_rates(optimizer, self._config.gradskip_settings().lr_factor if skips else 1.0)
         if batch_factor != 1.0:
             factor = batch_factor if isinstance(optimizer, SGD) else batch_factor**0.5
             for group in optimizer.param_groups:
