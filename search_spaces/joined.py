@@ -15,6 +15,9 @@ from trainables.savings import BOTH, BOTH_SPARSE, SPARSE, TIME, TRAINING
 #: Methods in the order of a joined method's name.
 _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
 
+#: Steps of a compiled run at which layers may stop.
+COMPILED_STOPS = 3
+
 
 @dataclass(frozen=True)
 class _All:
@@ -23,7 +26,11 @@ class _All:
     spaces: tuple[Space, ...]
 
     def suggest(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-        return {name: value for space in self.spaces for name, value in space.suggest(trial, context).items()}
+        found = {name: value for space in self.spaces for name, value in space.suggest(trial, context).items()}
+        if "compile_mode" in {**context.fixed, **found} and any(name.startswith("CAC_") for name in found):
+            # Each new set of stopped layers is compiled anew, which takes as long as many steps.
+            found["CAC_STOP_INTERVAL"] = -(-context.total_steps // (COMPILED_STOPS + 1))
+        return found
 
     def start(self, context: SpaceContext) -> Mapping[str, Any]:
         return {name: value for space in self.spaces for name, value in space.start(context).items()}

@@ -93,7 +93,12 @@ def _sorted_out(
         if off.any():
             config = TrialConfig(**{**fixed, **OFF_FIELD})
             found.append(Batch(rows=rows[off], config=config, never_acts=True))
-        if not off.all():
+        if probe.gradskip_settings().stop_interval:  # not in batches
+            for row in rows[~off]:
+                own = {name: auto[name][row] for name in AUTO_COLUMNS if not np.isnan(auto[name][row])}
+                own = {name: int(value) if AUTO_COLUMNS[name].kind is int else value for name, value in own.items()}
+                found.append(Batch(rows=np.array([row]), config=TrialConfig(**{**fixed, **own})))
+        elif not off.all():
             found.append(Batch(rows=rows[~off], config=probe, auto=_auto_numbers(rows[~off], auto)))
         return found
     braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -61,6 +62,15 @@ def test_joined_with_gradient_skip_both_are_searched_by_the_clock() -> None:
     assert {"CAC_VAR_START_THR", "precision", "batch_size"} <= names
     first = joined.further_starts(ANY_RUN)[0]
     assert set(joined.start(ANY_RUN)) >= set(first) - {"activation_checkpointing"}
+    run = replace(ANY_RUN, total_steps=90, recipe={"compile_mode": (None, "default")})
+    asked = {**joined.start(run), "compile_mode": "default"}
+    compiled, eager = (
+        joined.suggest(optuna.trial.FixedTrial({**asked, "compile_mode": mode}), run) for mode in ("default", DEFAULT)
+    )
+    assert len(range(compiled["CAC_STOP_INTERVAL"], 90, compiled["CAC_STOP_INTERVAL"])) == 3
+    assert eager == {
+        name: value for name, value in compiled.items() if name not in ("compile_mode", "CAC_STOP_INTERVAL")
+    }
     pruning = search_spaces.load("agp+training_recipe")
     assert (pruning.method, pruning.saving) == ("compression", "time")
 

@@ -93,6 +93,11 @@ class Settings(VariableFields):
             raise UserError(
                 f"CAC_RULE_END_ITR must be after CAC_RULE_START_ITR ({self.rule_start_itr}), got {self.rule_end_itr}"
             )
+        if self.stop_interval and not NAMED[self.rule].brakes:
+            raise UserError(
+                f"CAC_STOP_INTERVAL must be 0 with CAC_RULE={self.rule}, whose layers end one by one, got "
+                f"{self.stop_interval}"
+            )
         if self.braking_distance and not NAMED[self.rule].brakes:
             raise UserError(
                 f"CAC_BRAKING_DISTANCE must be 0 with CAC_RULE={self.rule}, whose learning rates fall to zero by "

@@ -296,7 +296,7 @@ class SkippingStep:
             if machine.iteration > self.due:
                 self.refresh()
             return ()
-        looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
+        looks = machine.braking_through < 0 and machine.rule.looks_at(iteration)
         self._measured, self._ahead = self._ahead, {}
         plan = self._plan = machine.step(self._signal_of)
         if looks:

@@ -275,6 +275,12 @@ class VariableFields:
         "the first layers stop whose gradients change by less than this on average over entries, from step to step",
         mode="rules", published=False,
     )
+    stop_interval: int = variable(
+        "CAC_STOP_INTERVAL", 0, at_least(0, " (0: off)"),
+        "decided stops wait for the next iteration that is a multiple of it, so that torch.compile compiles anew less "
+        "often; not of manual lists",
+        mode="both", published=False,
+    )
     watch: tuple[str, ...] = variable(
         "CAC_WATCH", ("conv",), _NAMES,
         "what counts as a layer: convolutions (4-D weights), linear weights, or every module of a class",

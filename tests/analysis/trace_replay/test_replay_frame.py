@@ -40,6 +40,7 @@ def a_setting(rng: random.Random, total_steps: int) -> dict[str, Any]:
         "CAC_VAR_SLOPE_THR": rng.choice(thresholds),
         "CAC_VAR_SAMPLES": rng.choice([None, 1, 1, 2, 3, 5, 9]),
         "CAC_BRAKING_DISTANCE": rng.choice([0, 0, 1, 2, 7]),
+        "CAC_STOP_INTERVAL": rng.choice([0, 0, 0, 5]),
     }
 
 

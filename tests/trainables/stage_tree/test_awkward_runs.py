@@ -130,6 +130,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
             }  # fmt: skip
         if mode != "freezeout":
             how["CAC_BRAKING_DISTANCE"] = rng.choice([0, 0, 1, 2, 5, 60])
+            how["CAC_STOP_INTERVAL"] = rng.choice([0, 0, 4])
         yield TrialConfig(workload=workload, epochs=EPOCHS, **how)
 
 

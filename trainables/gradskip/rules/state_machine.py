@@ -72,6 +72,10 @@ class StopRule:
         """Return the first iteration, from this one on, at which `decide` may do anything; `NEVER` if none."""
         return NEVER
 
+    def looks_at(self, iteration: int) -> bool:
+        """Return whether `decide` may read signals in this step."""
+        return self.next_due(iteration) == iteration
+
     def first_stop(self) -> int:
         """Return the earliest iteration at which this rule can decide a stop after construction; `NEVER` if none."""
         return NEVER
@@ -93,6 +97,55 @@ class StopRule:
 
     def begin_after(self, through: int) -> None:
         """Continue with the first layer after a position (-1: none), as the user has frozen or unfrozen layers."""
+
+
+class Gathered(StopRule):
+    """Rule whose decisions wait for the next iteration that is a multiple of an interval (`CAC_STOP_INTERVAL`).
+
+    Meanwhile it goes on to decide about later layers; what is decided then is one stop, through the last of them.
+    """
+
+    def __init__(self, rule: StopRule, interval: int) -> None:
+        self.rule, self.interval = rule, interval
+        self.waiting: Decision | None = None
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        self.waiting = self.rule.decide(iteration, signal_of) or self.waiting
+        if iteration % self.interval:
+            return None
+        found, self.waiting = self.waiting, None
+        return found
+
+    def next_due(self, iteration: int) -> int:
+        due = self.rule.next_due(iteration)
+        return due if self.waiting is None else min(due, self._turn(iteration))
+
+    def looks_at(self, iteration: int) -> bool:
+        return self.rule.looks_at(iteration)
+
+    def _turn(self, iteration: int) -> int:
+        return -(-iteration // self.interval) * self.interval
+
+    def first_stop(self) -> int:
+        first = self.rule.first_stop()
+        return first if first == NEVER else self._turn(first)
+
+    def state_dict(self) -> dict[str, Any]:
+        waiting = self.waiting
+        return {
+            **self.rule.state_dict(),
+            "waiting": None if waiting is None else [waiting.layer, waiting.rule, waiting.ratio],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rule.load_state_dict(state)
+        waiting = state.get("waiting")  # there is none in a state of the same rule without this
+        self.waiting = None if waiting is None else Decision(layer=waiting[0], rule=waiting[1], ratio=waiting[2])
+
+    def begin_after(self, through: int) -> None:
+        if self.waiting is not None and self.waiting.layer <= through:
+            self.waiting = None
+        self.rule.begin_after(through if self.waiting is None else self.waiting.layer)
 
 
 class InOrder(StopRule):

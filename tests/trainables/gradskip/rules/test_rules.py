@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from trainables.errors import UserError
 from trainables.gradskip.rules.choice import make_rule
 from trainables.gradskip.rules.published import AutoRule
 from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
@@ -90,3 +94,42 @@ def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() ->
     ] * 3  # only the layers after the last finished stop brake
     published = machine_steps(Settings(**lists, reference=True), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(published) if p.stop_through is not None] == [(4, 1)]
+
+
+@given(
+    ends=st.lists(st.integers(0, 30), min_size=1, max_size=5), interval=st.integers(1, 12),
+    saved_at=st.integers(0, 39),
+)  # fmt: skip
+def test_gathered_stops_wait_for_their_turn(ends: list[int], interval: int, saved_at: int) -> None:
+    """Against the times of the rule itself, rounded up; of those in one turn the last layer counts."""
+    ends = sorted(ends)
+
+    def made(**more: Any) -> SkipMachine:
+        settings = Settings(start_itr=0, samples=1, start_thr=0.5, slope_thr=0.5, mt_thr=0.5, **more)
+        return SkipMachine(settings, make_rule(settings, range(len(ends))))
+
+    def stops(machine: SkipMachine, again: SkipMachine | None = None) -> list[tuple[int, int]]:
+        found = []
+        for step in range(40):
+            if again is not None and step == saved_at:
+                again.load_state_dict(machine.state_dict())
+                machine = again
+            if machine.quiet_until() > step:
+                machine.iteration += 1
+                continue
+            plan = machine.step(lambda layer, step=step: 0.1 if step >= ends[layer] else 1.0)  # type: ignore[misc]
+            if plan.stop_through is not None:
+                found.append((step, plan.stop_through))
+        return found
+
+    wanted: dict[int, int] = {}
+    for step, layer in stops(made()):
+        wanted[-(-step // interval) * interval] = layer
+    gathered = made(stop_interval=interval)
+    assert gathered.rule.first_stop() == -(-made().rule.first_stop() // interval) * interval
+    assert stops(gathered, made(stop_interval=interval)) == [one for one in wanted.items() if one[0] < 40]
+
+
+def test_layers_of_freezeout_are_not_gathered() -> None:
+    with pytest.raises(UserError, match=r"CAC_STOP_INTERVAL must be 0 with CAC_RULE=freezeout, .* got 3"):
+        Settings(rule="freezeout", rule_end_itr=9, stop_interval=3)
