@@ -1,9 +1,9 @@
 """A frozen prefix: through which layer, from when, with what held, for how many epochs; for fine-tuning.
 
 Settings are explicit stops. With the default sampler the search decides them one after the other (`next_point`):
-whether norms hold their statistics, whether learning rates are doubled, the depth that is frozen from the first step
-on, by bisection, a deeper prefix that follows later, fewer epochs. What would be the answer and loses too much over
-further seeds counts as too deep, and the search goes on.
+whether norms hold their statistics, the depth that is frozen from the first step on, by bisection, a deeper prefix that
+follows later, fewer epochs; what loses too much is tried with doubled learning rates. What would be the answer and
+loses too much over further seeds counts as too deep, and the search goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTS, WORTHWHILE = 16, 0.03
 LAYER, ITERATION = "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"
 NORMS, MODE, RATE = "CAC_NORM_STATISTICS", "CAC_PREFIX_MODE", "CAC_LR_FACTOR"
 HELD, MOVING = "hold_all", "go_on"
-#: Factors on the learning rate: what fewer layers learn in fewer epochs may want a higher one than all of them.
+#: Factors on the learning rate: fewer layers, and fewer epochs, may want a higher one.
 RATES = (1.0, 2.0)
 #: Parameters that are not asked for where a field is fixed (`--set`).
 SETTLES = {LAYER: ("frozen", "depth"), ITERATION: ("frozen", "start"), NORMS: (NORMS,), MODE: (MODE,), RATE: (RATE,)}
@@ -113,6 +113,7 @@ def next_point(context: SpaceContext, tried: Sequence[Tried]) -> Tried | None:
 def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
     """Yield the settings that are wanted; what follows depends on how those before have ended."""
     full, ends, norms, rate = context.epochs, prefix_ends(context), HELD, RATES[0]
+    doubled = {} if RATE in settled(context) else dict([RATES])  # the factor to try behind another
 
     def at(depth: int | None, start: float = 0.0, deeper: int = 0, epochs: int = full) -> Tried:
         parameters = point(context, depth, norms=norms, rate=rate, start=start, deeper=deeper)
@@ -141,12 +142,18 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             norms = MOVING
             yield (moving := at((len(ends) - 1) // 2))
             norms = MOVING if moving.lost < held.lost else HELD
-    if ends and RATE not in settled(context):
-        slower, rate = at((len(ends) - 1) // 2), RATES[1]
-        yield slower
-        yield (faster := at((len(ends) - 1) // 2))
-        rate = RATES[1] if faster.lost < slower.lost else RATES[0]
     first, too_deep = yield from deepest(-1, len(ends), at)
+    if too_deep < len(ends) and rate in doubled:
+        rate = doubled[rate]
+        # Once: an answer that is too deep over further seeds is no reason to try it again.
+        at_once = {**at(too_deep).parameters, "depth": None}
+        before = (one for one in tried if {**one.parameters, "depth": None} == at_once and one.epochs == full)
+        faster = next(before, at(too_deep))
+        yield faster
+        if faster.is_within:
+            first, too_deep = yield from deepest(faster.parameters.get("depth", 0), len(ends), at)
+        else:
+            rate = RATES[0]
     found: Callable[..., Tried] | None = partial(at, first) if first >= 0 else None
     if found is None or _is_worth_deepening(context, found().saved, at(too_deep).saved):
         # What is too deep from the first step on may follow later.
@@ -160,6 +167,9 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         if found is None:
             break
         yield found(epochs=epochs)
+        if not found(epochs=epochs).is_within and rate in doubled:
+            rate = doubled[rate]
+            yield found(epochs=epochs)
         if not found(epochs=epochs).is_within:
             if first > 0 and 1 - share * (1 - found().saved / 2) > found().saved:
                 yield at(first // 2, epochs=epochs)

@@ -97,20 +97,36 @@ def test_norms_are_decided_first(held: float, moving: float, norms: str) -> None
     assert (tried[-1].parameters == alone) == (norms == HELD)  # the control of what norms gain
 
 
-@pytest.mark.parametrize(("slow", "fast", "rate"), [(0.0, 0.1, 1.0), (0.1, 0.1, 1.0), (0.1, 0.02, 2.0)])
-def test_the_learning_rate_is_decided_after_them(slow: float, fast: float, rate: float) -> None:
-    tried = searched(lambda p, epochs: slow if p[RATE] == 1 else fast, allowed=0.05)
-    doubled = next(place for place, one in enumerate(tried) if one.parameters[RATE] == 2)
-    assert {**tried[doubled].parameters, RATE: 1.0} in [one.parameters for one in tried[:doubled]]
-    rest = [one.parameters for one in tried[doubled + 1 :]]
-    assert {p[RATE] for p in rest if p["frozen"] != "nothing"} == {rate}
-    assert [p[RATE] for p in rest if p["frozen"] == "nothing"] in ([], [1.0])  # what norms alone gain
+@pytest.mark.parametrize("gains", [0, 3])
+def test_what_is_too_deep_is_tried_with_doubled_learning_rates(gains: int) -> None:
+    def lost(p: Mapping[str, Any], epochs: int) -> float:
+        reaches = 9 + (gains if p[RATE] == 2 else 0)
+        return 0.1 if deepest_frozen(p) > reaches or "deeper" in p or epochs < 6 else 0.0
+
+    tried = searched(lost)
+    doubled = [one.parameters["depth"] for one in tried if one.parameters[RATE] == 2 and one.epochs == 6 and
+               one.parameters["frozen"] == "prefix"]  # fmt: skip
+    assert doubled[0] == 10  # the first that is too deep
+    assert max(one.parameters["depth"] for one in tried if one.is_within and "depth" in one.parameters) == 9 + gains
+    assert {one.parameters[RATE] for one in tried if one.parameters["frozen"] == "nothing"} == {1.0}
+
+
+def test_so_is_the_first_length_that_loses_too_much() -> None:
+    tried = searched(lambda p, epochs: 0.1 if p.get("depth", 0) > 9 or "deeper" in p or epochs < 6 / p[RATE] else 0.0)
+    assert [(one.parameters["depth"], one.parameters[RATE], one.epochs) for one in tried if one.epochs < 6] == [
+        (9, 1.0, 4), (9, 2.0, 4), (9, 2.0, 3),
+    ]  # fmt: skip
 
 
 def test_fewer_epochs_are_tried_at_the_deepest_prefix_until_they_lose_too_much() -> None:
     deep = 9
     tried = searched(lambda p, epochs: 0.1 if p.get("depth", 0) + p.get("deeper", 0) > deep or epochs < 4 else 0.0)
-    assert [(one.parameters["depth"], one.epochs) for one in tried if one.epochs < 6] == [(9, 4), (9, 3), (4, 3)]
+    assert [(one.parameters["depth"], one.epochs) for one in tried if one.epochs < 6] == [
+        (9, 4),
+        (9, 3),
+        (9, 3),
+        (4, 3),
+    ]
 
 
 def test_an_answer_that_loses_too_much_over_further_seeds_is_too_deep() -> None:
@@ -141,7 +157,10 @@ def test_no_deepening_begins_a_cache_anew_for_little() -> None:
 def test_a_choice_may_be_fixed(fixed: dict[str, Any], asked: set[str]) -> None:
     context = replace(CONTEXT, fixed=fixed)
     assert {one.name for one in describe(SPACE, context)} == asked
-    tried = searched(lambda p, epochs: 0.0 if p.get("depth", 0) <= 9 else 0.1, context)
+    for lost in (0.1, 0.05):
+        tried = searched(
+            lambda p, epochs, lost=lost: 0.0 if p.get("depth", 0) <= 9 else lost / p.get(RATE, 1), context, 0.03
+        )
     assert {name for one in tried for name in one.parameters} <= asked
     assert len({(str(one.parameters), one.epochs) for one in tried}) == len(tried)
 
@@ -156,7 +175,6 @@ def test_without_norms_or_layers() -> None:
     prefix = {"frozen": "prefix", "depth": 0, "start": 0.0, "CAC_PREFIX_MODE": "eval", RATE: 1.0}
     assert [(one.parameters, one.epochs) for one in searched(lambda p, epochs: 0.0, plain)] == [
         (prefix, 2),
-        ({**prefix, RATE: 2.0}, 2),
         (prefix, 1),
     ]
     none = SpaceContext(total_steps=10, epochs=2, layer_names=("a",), unit_ends=())

@@ -25,11 +25,14 @@ _Found = TypeVar("_Found")
     ALLOWED_DROP,
     argument("--all", action="store_true", help="print the whole report, every trial in it, as Markdown"),
     argument("--output", metavar="FILE", help="the page (default: report.html in the study)"),
+    argument("--picture", metavar="FILE", help="write the trade-off alone as a picture, too: .svg, .png or .pdf"),
     *STUDY,
     help="print the answer of a study and write it as a page to look at, report.html",
 )
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
+    from analysis.presentation.figures.outcomes import pareto
+    from analysis.presentation.figures.picture import picture_of
     from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import counts_line, report_markdown
     from tune_cac.cli.console import write_asked
@@ -38,7 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     layout, info, drop = study_of(arguments)
     found = answer(layout, allowed_drop=drop)
     page = Path(arguments.output) if arguments.output else layout.page
-    write_asked(page, report_html(gather(layout, found)), "the page to", "choose another --output")
+    data = gather(layout, found)
+    write_asked(page, report_html(data), "the page to", "choose another --output")
+    if arguments.picture:
+        file = Path(arguments.picture)
+        if (figure := pareto(data)) is None:
+            raise UserError("--picture shows completed trials, and there are none yet")
+        write_asked(file, picture_of(figure, file.suffix.lower()), "the picture to", "choose another --picture")
     if arguments.all:
         print(report_markdown(info, found.trials, found.ranking, found.best, found.allowed_drop,
                               confirmation=found.confirmation))  # fmt: skip

@@ -85,3 +85,19 @@ def test_damaged_statistics_and_clusters_leave_a_page(tmp_path: Path, capsys: py
     folder = write_study(tmp_path / "t", rows[:2]).root
     assert main(["report", str(folder)]) == 0
     assert "Samples with similar gradients" not in (folder / "report.html").read_text()
+
+
+def test_the_trade_off_as_a_picture(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begins = {"a.svg": b"<?xml", "a.png": b"\x89PNG", "A.PDF": b"%PDF"}
+    for name, magic in begins.items():
+        assert main(["report", str(study), "--picture", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(magic)
+    drawn = (tmp_path / "a.svg").read_text()
+    texts = set(re.findall(r"<text [^>]*>([^<]+)</text>", drawn))
+    assert {"compute saved (%)", "validation accuracy (%)", "trials", "Pareto front", "baseline", "chosen"} <= texts
+    groups = [group for group in drawn.split('<g id="') if group.startswith("PathCollection")]
+    assert [group.count("clip-path=") for group in groups[:4]] == [3, 4, 1, 1]  # those of the legend follow
+    main(["report", str(study), "--picture", str(tmp_path / "b.svg")])
+    assert (tmp_path / "b.svg").read_text() == drawn
+    assert main(["report", str(study), "--picture", "a.jpg"]) == 2
+    assert "must end in one of .svg, .png, .pdf, got .jpg" in capsys.readouterr().err
