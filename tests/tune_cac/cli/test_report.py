@@ -96,7 +96,7 @@ def test_the_trade_off_as_a_picture(study: Path, tmp_path: Path, capsys: pytest.
     texts = set(re.findall(r"<text [^>]*>([^<]+)</text>", drawn))
     assert {"compute saved (%)", "validation accuracy (%)", "trials", "Pareto front", "baseline", "chosen"} <= texts
     groups = [group for group in drawn.split('<g id="') if group.startswith("PathCollection")]
-    assert [group.count("clip-path=") for group in groups[:4]] == [3, 4, 1, 1]  # those of the legend follow
+    assert [group.count("clip-path=") for group in groups[:4]] == [3, 1, 1, 1]  # those of the legend follow
     main(["report", str(study), "--picture", str(tmp_path / "b.svg")])
     assert (tmp_path / "b.svg").read_text() == drawn
     assert main(["report", str(study), "--picture", "a.jpg"]) == 2
