@@ -87,6 +87,7 @@ def test_damaged_statistics_and_clusters_leave_a_page(tmp_path: Path, capsys: py
     assert "Samples with similar gradients" not in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_trade_off_as_a_picture(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begins = {"a.svg": b"<?xml", "a.png": b"\x89PNG", "A.PDF": b"%PDF"}
     for name, magic in begins.items():
