@@ -19,6 +19,7 @@ LOW_BITS: dict[str, dict[str, Any]] = {
     "QuantAwareTrainRangeLinearQuantizer": {
         "bits_weights": 4, "bits_bias": 6, "bits_activations": 4, "ema_decay": 0.9, "per_channel_wts": True,
     },
+    "NCFQuantAwareTrainQuantizer": {"bits_weights": 4, "bits_bias": 6, "bits_activations": 4, "ema_decay": 0.9},
     "PostTrainLinearQuantizer": {
         "bits_parameters": 4, "bits_activations": 5, "bits_accum": 12, "clip_acts": "N_STD", "clip_n_stds": 2.0,
         "per_channel_wts": True, "mode": "ASYMMETRIC_UNSIGNED",

@@ -126,6 +126,10 @@ class Quantizer:
         """Return the fewest bits allowed for ``weights``, ``bias`` or ``activations``: 2 if one is a sign bit."""
         return 1
 
+    def quantizes_output(self, module: nn.Module) -> bool:
+        """Return whether a module's output may be quantized."""
+        return isinstance(module, self.activation_kinds)
+
     def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
         """Build the module that quantizes the layer's weight."""
         return Quantization(bits, dorefa_weight)
@@ -149,7 +153,7 @@ class Quantizer:
             has = {
                 "weights": isinstance(module, WEIGHT_LAYERS),
                 "bias": isinstance(module, WEIGHT_LAYERS) and getattr(module, "bias", None) is not None,
-                "activations": isinstance(module, self.activation_kinds),
+                "activations": self.quantizes_output(module),
             }
             plan[module] = {what: number for what, number in bits.items() if has[what] and number is not None}
             for what, number in plan[module].items():
@@ -213,7 +217,7 @@ class Quantizer:
             quantize_output(module, self.activation_quantization(bits["activations"], options))
 
     def _warn_of_nothing(self, model: nn.Module, plan: Mapping[nn.Module, object]) -> None:
-        if self.default["activations"] and not any(isinstance(module, self.activation_kinds) for module in plan):
+        if self.default["activations"] and not any(map(self.quantizes_output, plan)):
             kinds = ", ".join(kind.__name__ for kind in self.activation_kinds)
             warnings.warn(
                 f"quantizer {self.name} quantizes no activations, for no module is one of {kinds}; functions such as "
@@ -301,6 +305,15 @@ class _LinearTraining(Quantizer):
 
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
         return MovingRange(bits, self.given.mode.activations, self.given.ema_decay, options)
+
+
+class _NCFTraining(_LinearTraining):
+    """Quantize outputs of linear layers and of the user's modules `Concat` and `EltwiseMult`, too, and no input."""
+
+    activation_kinds = (*ACTIVATIONS, nn.Linear)
+
+    def quantizes_output(self, module: nn.Module) -> bool:
+        return super().quantizes_output(module) or type(module).__name__ in ("Concat", "EltwiseMult")
 
 
 class _PostTraining(_LinearTraining):
@@ -460,6 +473,7 @@ _QUANTIZERS: dict[str, type[Quantizer]] = {
     "WRPNQuantizer": _Wrpn,
     "PACTQuantizer": _Pact,
     "QuantAwareTrainRangeLinearQuantizer": _LinearTraining,
+    "NCFQuantAwareTrainQuantizer": _NCFTraining,
     "PostTrainLinearQuantizer": _PostTraining,
 }
 

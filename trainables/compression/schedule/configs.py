@@ -364,13 +364,18 @@ class PACTQuantizerConfig(_QuantizerConfig):
     """Weight decay of the clipping values; None: the optimizer's."""
 
 
-class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
-    """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
+class NCFQuantAwareTrainQuantizerConfig(_QuantizerConfig):
+    """The next one for networks such as NeuMF: outputs of linear layers, concatenations and products, no inputs."""
 
     bits_bias: Bits | None = 32
     mode: _Modes = Field("SYMMETRIC", validate_default=True)
     ema_decay: Fraction = 0.999
     per_channel_wts: Flag = False
+
+
+class QuantAwareTrainRangeLinearQuantizerConfig(NCFQuantAwareTrainQuantizerConfig):
+    """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
+
     quantize_inputs: Flag = True
     num_bits_inputs: Bits | None = None
 
@@ -411,6 +416,7 @@ QUANTIZERS = _by_name(
     WRPNQuantizerConfig,
     PACTQuantizerConfig,
     QuantAwareTrainRangeLinearQuantizerConfig,
+    NCFQuantAwareTrainQuantizerConfig,
     PostTrainLinearQuantizerConfig,
 )
 

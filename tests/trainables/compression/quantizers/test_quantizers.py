@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from quantized_nets import LOW_BITS, NAMES, Net, batches, make_model, prepared, settings_of, step
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -96,6 +97,46 @@ def test_linear_training_quantizes_the_models_input(changes: dict[str, Any], lev
     step = (x.max() - x.min()) / (levels - 1)
     torch.testing.assert_close(seen[0], torch.round(x / step) * step, rtol=0, atol=1e-5)
     assert seen[0].unique().numel() <= levels
+
+
+class Concat(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a, b], dim=1)
+
+
+class EltwiseMult(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+
+class Factors(nn.Module):
+    """As NeuMF: a product of two embeddings beside a layer over both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(9, 6), nn.Embedding(7, 6)
+        self.product, self.both, self.joined = EltwiseMult(), Concat(), Concat()
+        self.hidden, self.act, self.last = nn.Linear(12, 8), nn.ReLU(), nn.Linear(14, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        user, item = self.users(x[:, 0]), self.items(x[:, 1])
+        hidden = self.act(self.hidden(self.both(user, item)))
+        scores: Tensor = self.last(self.joined(self.product(user, item), hidden))
+        return scores
+
+
+def test_of_ncf_outputs_of_layers_concatenations_and_products_are_quantized() -> None:
+    torch.manual_seed(0)
+    model, seen = Factors(), dict[str, Tensor]()
+    build_quantizer("q", settings_of("NCFQuantAwareTrainQuantizer", mode="ASYMMETRIC_UNSIGNED")).prepare(model, None)
+    for name, module in model.named_children():
+        module.register_forward_hook(lambda _, args, output, name=name: seen.update({name: output}))
+    model(torch.stack([torch.arange(40) % 9, torch.arange(40) % 7], dim=1))
+    levels = {name: values.unique().numel() for name, values in seen.items() if name not in ("users", "items")}
+    assert set(levels) == {"product", "both", "joined", "hidden", "act", "last"}
+    assert all(2 < count <= 16 for count in levels.values())
+    with pytest.raises(ValidationError, match="quantize_inputs"):
+        settings_of("NCFQuantAwareTrainQuantizer", quantize_inputs=True)
 
 
 def test_inputs_that_are_no_real_numbers_stay() -> None:
