@@ -15,7 +15,8 @@ are not counted (time has the latter). Start and depth of schedules are chosen b
 replay of what they measure in a dense training of a seed that is not reported. What cannot reach a budget in full
 length has one midway to that of ``shorter``; what still misses it by more than a tenth has no row. A cached prefix
 never trains either, is in evaluation mode and computed once a sample; alone, and over steps midway. ``shorter`` has the
-same schedule over fewer steps, its learning rate chosen of half, once and twice the workload's on that other seed.
+same schedule over fewer steps. Its learning rate, and that of cached prefixes, are chosen of half, once and twice the
+workload's on that other seed, at half of the compute.
 A difference is to the ``shorter`` of the same seed at the same executed compute (linear between its budgets).
 Accuracy is the mean of validation and test. Every training is a process of its own and one line of FOLDER/rows.jsonl:
 what is there is not trained again. Time is the processor's in training steps, one thread; peak memory is over that
@@ -71,8 +72,10 @@ OTHER_SEED, CPU = 100, torch.device("cpu")
 DECISIONS, WARM_UP = 30, 0.1
 #: Distance from a budget at which fewer steps are tried, and at which there is no row.
 NEAR, FAR = 0.03, 0.1
-#: Factors that the learning rate of ``shorter`` may have; its budget for what executes less than all others.
-RATES, LEAST = (0.5, 1.0, 2.0), 0.2
+#: Factors of a learning rate, and whose are chosen, each for methods that begin alike.
+RATES, RETUNED = (0.5, 1.0, 2.0), {"shorter": "shorter", "cached": "cached and shorter"}
+#: Budget of ``shorter`` for what executes less than all others.
+LEAST = 0.2
 #: Variables of each measured rule, and the values that are tried, of which the first stops nothing.
 MEASURED = {
     "variance": (("start_thr", "mt_thr", "slope_thr"), [1e-9, *1 - np.geomspace(1e-5, 0.5, 300)]),
@@ -285,8 +288,19 @@ class Comparison:
                 whens, layers = rng.sample(range(1, steps), stops), rng.sample(range(1, depth + 1), stops)
                 yield tuple(zip(sorted(whens), sorted(layers), strict=True))
 
-    def plan(self, method: str, budget: float, seed: int, rate: float) -> Plan | None:
+    def rates(self) -> dict[str, float]:
+        """Return the factor on the learning rate by the methods of `RETUNED`."""
+        tried = {}
+        for method in RETUNED.values():
+            plan = self.plan(method, 0.5, OTHER_SEED, {})
+            found = {(f"{method}, rate x {rate}", 0.5, OTHER_SEED): rate for rate in RATES if plan is not None}
+            self.train({key: replace(plan, rate=rate) for key, rate in found.items() if plan is not None})
+            tried[method] = found[max(found, key=lambda key: self.rows[key]["validation"])] if found else 1.0
+        return tried
+
+    def plan(self, method: str, budget: float, seed: int, rates: dict[str, float]) -> Plan | None:
         """Return a method's training within a budget, None where it has none."""
+        rate = next((rates[of] for kind, of in RETUNED.items() if method.startswith(kind) and of in rates), 1.0)
         full, costs = self.bench.steps, self.bench.costs
         simple = {
             "shorter": Plan(steps=round(budget * full), rate=rate),
@@ -301,7 +315,7 @@ class Comparison:
                 plans = self.cached(steps) if method.startswith("cached") else self.plans(method, steps, seed)
                 found = ((abs(share - budget), plan) for share, plan in plans)
                 near = min([near, *found], key=lambda one: one[0])
-        return near[1] if near[0] <= FAR else None
+        return replace(near[1], rate=rate) if near[0] <= FAR else None
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
@@ -358,16 +372,14 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     bench = bench_of(given.workload, tuple(given.option))
     runs = Comparison(bench, folder / "rows.jsonl", given.processes)
-    names = {(f"shorter, rate x {rate}", 0.5, OTHER_SEED): rate for rate in RATES}
-    runs.train({key: Plan(steps=bench.steps // 2, rate=rate) for key, rate in names.items()})
-    rate = names[max(names, key=lambda key: runs.rows[key]["validation"])]
+    rates = runs.rates()
     for seed in range(given.seeds):
         keys = [(method, budget, seed) for budget in given.budgets for method in given.methods]
         keys.append(("shorter", LEAST, seed))
-        plans = {key: runs.plan(*key, rate) for key in keys if key not in runs.rows}
+        plans = {key: runs.plan(*key, rates) for key in keys if key not in runs.rows}
         runs.train({("dense", 1.0, seed): Plan(steps=bench.steps)} | {k: plan for k, plan in plans.items() if plan})
     table = table_of(pd.DataFrame(runs.rows.values()).drop(columns=["signals", "plan"]))
-    print(header("benchmarks/freezing_or_shorter.py"), f"| {given.workload}, shorter at {rate} times the learning rate")
+    print(header("benchmarks/freezing_or_shorter.py"), f"| {given.workload}, learning rates times {rates}")
     print(table.to_string(index=False, float_format="{:.3f}".format))
     draw(table, given.workload, folder / f"{given.workload}.svg")
 
