@@ -27,7 +27,8 @@ from machine import header
 
 #: Columns that measure this machine and moment, or say what the search spent.
 NOT_THE_RUNS = [
-    "train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage", "time_saved", "peak_memory_saved",
+    "train_time_s", "train_energy_j", "wall_time_s", "peak_memory_bytes", "search_flops", "stage",
+    "time_saved", "peak_memory_saved",
 ]  # fmt: skip
 
 

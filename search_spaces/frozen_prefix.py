@@ -162,8 +162,9 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
         )
         then, _ = yield from deepest(first, len(ends), later)
         found = partial(later, then) if then > first else found
+    reached = 0.0 if found is None else found().saved
     for share in context.lengths:
-        epochs = max(1, round(share * full))
+        epochs, slower = max(1, round(share * full)), rate
         if found is None:
             break
         yield found(epochs=epochs)
@@ -171,7 +172,8 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             rate = doubled[rate]
             yield found(epochs=epochs)
         if not found(epochs=epochs).is_within:
-            if first > 0 and 1 - share * (1 - found().saved / 2) > found().saved:
+            rate = slower
+            if first > 0 and 1 - share * (1 - reached / 2) > reached:
                 yield at(first // 2, epochs=epochs)
             break
     if context.has_norms and norms == HELD and ends and not {"frozen", NORMS} & settled(context):

@@ -10,11 +10,13 @@ from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners,
 from trainables.config import JOINS_GRADSKIP
 from trainables.errors import UserError
 from trainables.gradients.fields import ESTIMATORS
+from trainables.gradskip.rules.choice import NAMED
 from trainables.savings import BOTH, BOTH_SPARSE, SPARSE, TIME, TRAINING
 
 #: Methods in the order of a joined method's name.
 _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
 
+LAYER_ITR = "CAC_STOP_LAYER_ITR"
 #: Steps of a compiled run at which layers may stop.
 COMPILED_STOPS = 3
 
@@ -27,9 +29,12 @@ class _All:
 
     def suggest(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
         found = {name: value for space in self.spaces for name, value in space.suggest(trial, context).items()}
-        if "compile_mode" in {**context.fixed, **found} and any(name.startswith("CAC_") for name in found):
+        values = {**context.fixed, **found}
+        rule, decides = NAMED.get(str(values.get("CAC_RULE"))), any(name.startswith("CAC_") for name in found)
+        is_gathered = decides and LAYER_ITR not in values and (rule is None or rule.brakes)
+        if "compile_mode" in values and is_gathered:
             # Each new set of stopped layers is compiled anew, which takes as long as many steps.
-            found["CAC_STOP_INTERVAL"] = -(-context.total_steps // (COMPILED_STOPS + 1))
+            found["CAC_STOP_INTERVAL"] = -(-_steps(context, values.get("batch_size")) // (COMPILED_STOPS + 1))
         return found
 
     def start(self, context: SpaceContext) -> Mapping[str, Any]:
@@ -41,6 +46,14 @@ class _All:
 
     def notes(self, context: SpaceContext) -> list[str]:
         return [f"{space.name}: {note}" for space in self.spaces for note in space.notes(context)]
+
+
+def _steps(context: SpaceContext, batch_size: int | None) -> int:
+    """Return the steps of a run with batches of that size, None for the workload's own; at most as many as it has."""
+    in_epoch = -(-context.total_steps // context.epochs)
+    if batch_size is not None and context.batch_size is not None:
+        in_epoch = -(-in_epoch * context.batch_size // batch_size)
+    return in_epoch * context.epochs
 
 
 def joined(spaces: Sequence[Space]) -> Space:

@@ -38,6 +38,8 @@ class SpaceContext:
     not known."""
     recipe: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of the training recipe's fields that differ on this model and device, the default (None) first."""
+    batch_size: int | None = None
+    """The workload's own number of samples of a step; None where it is not known."""
     workload_options: tuple[str, ...] = ()
     """Options of the workload that are the same in all trials, as NAME=VALUE texts."""
     lengths: tuple[float, ...] = (2 / 3, 1 / 2)

@@ -84,7 +84,7 @@ class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):  #
     """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 disables it. Needs a workload whose inputs repeat."""
 
     saving: str | None = None
-    """Compute saving by which the trial is ranked: ``training`` (None), ``inference``, or the mean of ``both``."""
+    """Saving by which the trial is ranked, of `SAVINGS`; None: that of training compute."""
     metric: str | None = None
     """Metric by which the trial is compared with the baseline; None: the accuracy."""
     direction: str | None = None

@@ -134,13 +134,23 @@ METRICS: dict[str, Metric] = metrics_of()
 
 
 def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with today's keys: before 2026-11-27 an accuracy had its own in place of ``quality``.
+    """Return a row with today's keys.
 
+    Before 2026-11-27 an accuracy had its own in place of ``quality``; before 2026-11-29 ``inference_saved`` left out
+    multiplications by zeros.
+
+    >>> current_row({"inference_saved": 0.75, "dense_macs": 80, "effective_macs": 50})["inference_saved"]  # of 200
+    0.6
     >>> current_row({"epoch": 1, "accuracy": 0.5}), current_row({"quality": 2.5})
     ({'epoch': 1, 'quality': 0.5}, {'quality': 2.5})
     """
+    row = dict(row)
+    if row.get("inference_saved") and "sparse_inference_saved" not in row:
+        saved, dense, effective = (row.get(name) or 0 for name in ("inference_saved", "dense_macs", "effective_macs"))
+        executed = dense * (1 - saved) / effective if effective and dense else 1.0
+        row |= {"sparse_inference_saved": saved, "inference_saved": 1 - executed}
     if "quality" in row:
-        return dict(row)
+        return row
     return {{"accuracy": "quality", "test_accuracy": "test_quality"}.get(key, key): value for key, value in row.items()}
 
 

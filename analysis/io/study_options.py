@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from trainables.config import MOST_SEED
 from trainables.gradskip.variables import EXAMPLE
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, quality_named
+from trainables.savings import SAVINGS
 from trainables.storage import is_uri
 
 #: Default of the folder that holds the studies.
@@ -210,7 +211,7 @@ class StudyOptions:
     )
     saving: str | None = option(
         None,
-        "compute that trials are ranked by: training, inference or the mean of both",
+        f"what trials are ranked by: {', '.join(SAVINGS)}",
         metavar="WHICH",
         default_words="what the space's methods save",
         rare=True,

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.formatting import ROUNDING
-from analysis.io.checked import check_distinct_trials, group_codes, is_value, keys_of, numbers_of, plain
+from analysis.io.checked import check_distinct_trials, group_codes, is_value, keys_of, number_of, numbers_of, plain
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.metrics.over_seeds import (
@@ -207,11 +207,24 @@ def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
 
 
 def dense_with_held_norms(trials: pd.DataFrame) -> list[Any]:
-    """Return the labels of the rows that hold all norms (``CAC_NORM_STATISTICS=hold_all``) and stop nothing."""
-    if "CAC_NORM_STATISTICS" not in trials or "CAC_VAR_START_THR" not in trials:
+    """Return the labels of the rows that hold all norms (``CAC_NORM_STATISTICS=hold_all``) and do nothing else."""
+    return dense_alike(trials, pd.Series({"CAC_VAR_START_THR": -1.0, "CAC_NORM_STATISTICS": "hold_all"}))
+
+
+def dense_alike(trials: pd.DataFrame, control: pd.Series) -> list[Any]:
+    """Return the labels of the rows that stop nothing, of those with a control's norms and learning rates.
+
+    Of a control without such settings: none.
+    """
+    if number_of(control, "CAC_VAR_START_THR") != -1:
         return []
-    held = is_value(trials, "CAC_NORM_STATISTICS", "hold_all") & (numbers_of(trials, "CAC_VAR_START_THR") == -1)
-    return list(trials.index[held])
+    factors, factor = numbers_of(trials, "CAC_LR_FACTOR"), number_of(control, "CAC_LR_FACTOR")
+    alike = numbers_of(trials, "CAC_VAR_START_THR") == -1
+    alike &= is_value(trials, "CAC_NORM_STATISTICS", "hold_all") == (
+        str(control.get("CAC_NORM_STATISTICS")) == "hold_all"
+    )
+    alike &= factors.fillna(1.0) == (1.0 if math.isnan(factor) else factor)
+    return list(trials.index[alike])
 
 
 def control_line(trials: pd.DataFrame) -> pd.DataFrame:
@@ -242,8 +255,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
     same = np.isin(_groups(done), _groups(done)[is_shorter(done).to_numpy()])
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
-    if held := dense_with_held_norms(shorter):  # those cut runs begin where such a run ends uncut
-        baseline = done.loc[[row for row in dense_with_held_norms(done) if row not in held]].head(1)
+    if len(shorter) and dense_alike(shorter, first := shorter.iloc[0]):  # they begin where such a run ends uncut
+        baseline = done.loc[[row for row in dense_alike(done, first) if row not in shorter.index]].head(1)
     line = pd.concat([baseline, shorter])[columns]
     if shorter.empty or baseline.empty:
         line = line.iloc[:0]

@@ -117,9 +117,11 @@ def _pair(name: str, value: Any) -> str:
 _COLUMNS = {
     "root": "string", "stage": "string", "parent": "string", "depth": "int64", "begin": "Int64", "start": "int64",
     "known_until": "int64", "action": "string", "trials": "object", "ends": "object", "quality": "float64",
-    "compute_saved": "float64", "inference_saved": "float64", "saved": "float64",
+    "compute_saved": "float64", "inference_saved": "float64", "sparse_inference_saved": "float64", "saved": "float64",
     "checkpoints": "int64", "checkpoint_bytes": "int64", "checkpoint_steps": "object",
 }  # fmt: skip
+#: Those that a result row has.
+_OF_RESULT = ("quality", "compute_saved", "inference_saved", "sparse_inference_saved")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +151,10 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
       iteration; ``known_until``: the iteration after the last recorded one.
     - ``action``: the intervention in words.
     - ``trials``: numbers of the trials whose training contains the stage; ``ends``: of those that end in it.
-    - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved`` (fractions; the
-      study ranks by the last one): results of the run that ends in the stage, NaN if none was trained to the end. Of a
-      run with fewer epochs, what is saved of the compute of the study's longest one.
+    - ``accuracy`` (validation) or the study's metric, ``compute_saved``, ``inference_saved``,
+      ``sparse_inference_saved``, ``saved`` (fractions; the study ranks by the last one): results of the run that ends
+      in the stage, NaN if none was trained to the end. Of a run with fewer epochs, what is saved of the compute of the
+      study's longest one.
     - ``checkpoints``, ``checkpoint_bytes`` (contents that two stages share count for both), ``checkpoint_steps``:
       number, bytes and ascending iterations of its checkpoints.
     """
@@ -217,7 +220,7 @@ def _root_rows(
                 "action": action,
                 "trials": tuple(sorted(through[name])),
                 "ends": tuple(ends[name]),
-                **{column: stage.result.get(column) for column in ("quality", "compute_saved", "inference_saved")},
+                **{column: stage.result.get(column) for column in _OF_RESULT},
                 "checkpoints": len(kept),
                 "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
                 "checkpoint_steps": tuple(sorted({entry.step for entry in kept})),

@@ -500,8 +500,9 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
     A setting's rule is replayed over the recorded signals, stage by stage, as long as a recorded trial made the same
     stops; this part is exact. Beyond it, signals are taken from the deepest stage of its path that is recorded at that
     iteration, and finally from the run without a method. This is an estimate, as there layers still train that are
-    stopped in the setting's own run. The first stop is always exact. A setting whose norms hold from the first step on
-    (``CAC_NORM_STATISTICS=hold_all``) trains otherwise than a run without: of it what no signal decides is certain.
+    stopped in the setting's own run. The first stop is always exact. A setting that acts from the first step on
+    (``CAC_NORM_STATISTICS=hold_all``, ``CAC_LR_FACTOR``) trains otherwise than a run without: of it what no signal
+    decides is certain.
 
     Savings of a forward cache (``forward_cache_mb``) and of parameters that ``CAC_PREFIX_AUTOGRAD=0`` stops in addition
     are not predicted, except where the run is recorded. Rules whose signal is recorded only while they run

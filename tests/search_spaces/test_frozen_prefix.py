@@ -111,6 +111,13 @@ def test_what_is_too_deep_is_tried_with_doubled_learning_rates(gains: int) -> No
     assert {one.parameters[RATE] for one in tried if one.parameters["frozen"] == "nothing"} == {1.0}
 
 
+def test_a_length_that_fails_at_both_rates_is_no_reason_for_what_saves_less() -> None:
+    tried = searched(lambda p, epochs: 0.1 if deepest_frozen(p) > 14 or "deeper" in p or epochs < 6 else 0.0)
+    assert [(one.parameters["depth"], one.parameters[RATE], one.epochs) for one in tried if one.epochs < 6] == [
+        (14, 1.0, 4), (14, 2.0, 4),
+    ]  # fmt: skip
+
+
 def test_so_is_the_first_length_that_loses_too_much() -> None:
     tried = searched(lambda p, epochs: 0.1 if p.get("depth", 0) > 9 or "deeper" in p or epochs < 6 / p[RATE] else 0.0)
     assert [(one.parameters["depth"], one.parameters[RATE], one.epochs) for one in tried if one.epochs < 6] == [

@@ -71,6 +71,18 @@ def test_joined_with_gradient_skip_both_are_searched_by_the_clock() -> None:
     assert eager == {
         name: value for name, value in compiled.items() if name not in ("compile_mode", "CAC_STOP_INTERVAL")
     }
+    # Of three epochs of 30 batches of 64 samples.
+    sized = replace(run, epochs=3, batch_size=64, recipe={**run.recipe, "batch_size": (None, 32, 128, 256)})
+    for size, steps in ((DEFAULT, 90), ("32", 180), ("128", 45), ("256", 24)):
+        interval = joined.suggest(optuna.trial.FixedTrial({**asked, "batch_size": size}), sized)["CAC_STOP_INTERVAL"]
+        assert 2 <= len(range(interval, steps, interval)) <= 3
+    rules, stops = (search_spaces.load(f"{name}+training_recipe") for name in ("stop_rules", "manual_layers"))
+    for space in (rules, stops):
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
+        for _ in range(60):
+            values = space.suggest(study.ask(), run)
+            TrialConfig(method=space.method, **values)
+            assert "CAC_STOP_LAYER_ITR" not in values or "CAC_STOP_INTERVAL" not in values
     pruning = search_spaces.load("agp+training_recipe")
     assert (pruning.method, pruning.saving) == ("compression", "time")
 

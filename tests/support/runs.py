@@ -16,7 +16,7 @@ from trainables.stage_tree.shared_run import SharedRun
 from trainables.training.run import TrainingRun
 
 #: Columns that measure this machine and moment.
-MEASURED = {"train_time_s", "wall_time_s", "peak_memory_bytes", "latency_s"}
+MEASURED = {"train_time_s", "train_energy_j", "wall_time_s", "peak_memory_bytes", "latency_s"}
 #: The same, and what says what the search spent or where it did.
 NOT_THE_RUNS = MEASURED | {"search_flops", "stage"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainables.gradskip.rules.choice import make_rule
 from trainables.gradskip.rules.published import AutoRule
 from trainables.gradskip.rules.state_machine import NEVER
 from trainables.gradskip.settings import Settings
@@ -63,9 +64,10 @@ def never_fires(
             "make it larger"
         )
     if total_steps is not None and first_stop >= total_steps:
+        timing = "CAC_STOP_INTERVAL, " * bool(settings.stop_interval)
         return (
             f"will stop nothing: the first stop that it can decide is at iteration {first_stop}, and the run ends "
-            f"after {total_steps}; make {_TIMING.get(mode, 'CAC_RULE_START_ITR or CAC_RULE_INTERVAL')} smaller"
+            f"after {total_steps}; make {timing}{_TIMING.get(mode, 'CAC_RULE_START_ITR or CAC_RULE_INTERVAL')} smaller"
         )
     if mode == "auto" and decays is not None and not any(decays):
         return (
@@ -79,9 +81,14 @@ def too_late(settings: Settings, steps: int) -> str:
     """Return why these settings cannot stop anything within ``steps`` steps, and what could; empty where they may."""
     if settings.mode != "auto":
         return ""
-    first = AutoRule(settings, (0,)).first_stop()
+    first = make_rule(settings, (0,)).first_stop()
     if first < steps:
         return ""
+    if AutoRule(settings, (0,)).first_stop() < steps:
+        return (
+            f"stops wait for iteration {first} (CAC_STOP_INTERVAL={settings.stop_interval}), the run has {steps} "
+            "steps: set it lower"
+        )
     return (
         f"the first stop can come at iteration {first} at the earliest (CAC_VAR_START_ITR={settings.start_itr}, "
         f"decided every {settings.sampling_interval}), the run has {steps} steps: set both lower, such as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -15,27 +16,54 @@ from trainables.gradskip.settings import OFF, Settings  # noqa: F401 - in exampl
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
-def scale_learning_rates(optimizer: Optimizer, factor: float, *, first: int = 0, scheduler: Any = None) -> None:
-    """Multiply the learning rates of an optimizer's groups from the ``first`` on, and of a scheduler made before.
+#: Entry of a parameter group whose rates are scaled; copies and checkpoints keep it.
+SCALED = "cac_lr_factor"
 
-    UserError: a group has no learning rate, or a scheduler that is not given.
+
+def scale_learning_rates(
+    optimizer: Optimizer, factor: float, *, first: int = 0, schedulers: Iterable[Any] = (), check: bool = False
+) -> None:
+    """Multiply the learning rates of an optimizer's groups from the ``first`` on, and of schedulers made before, once.
+
+    With ``check`` nothing is changed. UserError: a group has no learning rate, or a scheduler that is not given; a
+    scheduler has rates of its own.
     """
-    if factor == 1:
+    groups, every = optimizer.param_groups[first:], [one for given in schedulers for one in _with_inner(given)]
+    if factor == 1 or all(group.get(SCALED) == factor for group in groups):
         return
-    for group in optimizer.param_groups[first:]:
+    for group in groups:
         if group.get("lr") is None:
             kind = type(optimizer).__name__
             raise UserError(
                 f"CAC_LR_FACTOR={factor:g} multiplies learning rates, of which {kind} has none: leave it out"
             )
-        if "initial_lr" in group and scheduler is None:
+        if "initial_lr" in group and not every:
             raise UserError(
                 f"CAC_LR_FACTOR={factor:g} must come before the learning-rate scheduler, which has read the rates: "
                 "make or wrap the optimizer first, or give wrap the scheduler"
             )
-        group |= {name: group[name] * factor for name in ("lr", "initial_lr") if name in group}
-    if hasattr(scheduler, "base_lrs"):
-        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+    for one in every:
+        if "max_lr" in groups[0] or hasattr(one, "max_lrs"):
+            raise UserError(
+                f"CAC_LR_FACTOR={factor:g} multiplies an optimizer's rates, and {type(one).__name__} has its own: "
+                "multiply those by hand, and leave it out"
+            )
+    if check:
+        return
+    for group in groups:
+        group[SCALED] = factor
+        for name in ("lr", "initial_lr"):
+            if name in group:
+                group[name] = group[name] * factor
+    for one in every:
+        if hasattr(one, "base_lrs"):  # not ReduceLROnPlateau, which multiplies what a group has
+            one.base_lrs = [rate * factor for rate in one.base_lrs]
+
+
+def _with_inner(scheduler: Any) -> Iterator[Any]:
+    yield scheduler
+    for inner in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
+        yield from _with_inner(inner)
 
 
 def wrap(
@@ -45,7 +73,7 @@ def wrap(
     model: nn.Module | None = None,
     example_inputs: Any = None,
     total_steps: int | None = None,
-    scheduler: Any = None,
+    schedulers: Iterable[Any] = (),
 ) -> AnyOptimizer:
     """Attach Gradient-Skip to an optimizer in place, and return the same object, with the attribute ``gradskip``.
 
@@ -58,7 +86,7 @@ def wrap(
         model: see `GradientSkip`. Give it with several parameter groups.
         example_inputs: see `GradientSkip`.
         total_steps: see `GradientSkip`.
-        scheduler: the learning-rate scheduler that the optimizer has already, which ``CAC_LR_FACTOR`` scales, too.
+        schedulers: learning-rate schedulers that the optimizer has already, which ``CAC_LR_FACTOR`` scales, too.
 
     Raises:
         UserError: see `GradientSkip`, and for ``CAC_LR_FACTOR`` where there is a scheduler that is not given.
@@ -70,8 +98,11 @@ def wrap(
     """
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"wrap takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    settings = Settings.from_environment() if settings is None else settings
+    schedulers = list(schedulers)
+    scale_learning_rates(optimizer, settings.lr_factor, schedulers=schedulers, check=True)
     gradskip = GradientSkip(optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps)
-    scale_learning_rates(optimizer, gradskip.settings.lr_factor, scheduler=scheduler)
+    scale_learning_rates(optimizer, settings.lr_factor, schedulers=schedulers)
     optimizer.gradskip = gradskip  # type: ignore[attr-defined]
     add_to_optimizer = optimizer.add_param_group
 

@@ -190,7 +190,7 @@ def acts_from_start(config: TrialConfig) -> dict[str, Any]:
         return {}
     settings = config.gradskip_settings()
     norms = {"norm_statistics": "hold_all"} if settings.norm_statistics == "hold_all" else {}
-    return norms | ({"lr_factor": settings.lr_factor} if settings.lr_factor != 1 else {})
+    return norms | ({"lr_factor": float(settings.lr_factor)} if settings.lr_factor != 1 else {})
 
 
 def _how(config: TrialConfig) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class ParallelRun(TrainingRun):
     def _samples_of(self, batch: Batch) -> int:
         return len(batch[0]) if self._weight else 0  # the row was another process's
 
+    @property
+    def train_energy_j(self) -> float | None:
+        """Return None: a process knows its own card's alone."""
+        return None
+
     def end_epoch(self) -> dict[str, Any]:
         """Evaluate and return the epoch's row, with the counts of all processes."""
         cost = self.cost

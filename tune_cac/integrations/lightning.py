@@ -81,7 +81,7 @@ class GradientSkipCallback(Callback):
         self._skip.begin(
             optimizer, _network_of(pl_module, optimizer), steps=trainer.global_step if trainer.ckpt_path else 0,
             total_steps=int(total) if total != float("inf") else None,
-            scheduler=next((one.scheduler for one in trainer.lr_scheduler_configs), None),
+            schedulers=[one.scheduler for one in trainer.lr_scheduler_configs],
         )  # fmt: skip
         self._stops = 0
         rule = self._skip.gradskip.settings.mode if self._skip.gradskip is not None else ""

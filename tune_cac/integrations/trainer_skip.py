@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -52,16 +51,19 @@ class TrainerSkip:
         self._trains = False
 
     def begin(
-        self, optimizer: Any, model: nn.Module, *, steps: int, total_steps: int | None, scheduler: Any = None
+        self,
+        optimizer: Any,
+        model: nn.Module,
+        *,
+        steps: int,
+        total_steps: int | None,
+        schedulers: Iterable[Any] = (),
     ) -> None:
         """Attach Gradient-Skip to a training that has taken some steps; UserError if they were taken without it."""
         own = innermost(optimizer)
         saved = own.param_groups[0].pop(STATE_KEY, None)
         if is_new := not hasattr(own, STATE_KEY):
-            settings = self._settings or Settings.from_environment()
-            if saved is not None:  # rates come from the checkpoint
-                settings = replace(settings, lr_factor=1.0)
-            wrap(own, settings, model=model, total_steps=total_steps, scheduler=scheduler)
+            wrap(own, self._settings, model=model, total_steps=total_steps, schedulers=schedulers)
             own.register_state_dict_post_hook(_state_in_group)
             if getattr(optimizer, "scaler", None) is not None:  # accelerate's, which has taken the step off already
                 type(optimizer).__init__(optimizer, own, device_placement=False, scaler=optimizer.scaler)

@@ -153,7 +153,7 @@ def outcome_identity(found: Mapping[str, Any], values: Mapping[str, Any]) -> str
     norms, mode = values.get("CAC_NORM_STATISTICS"), values.get("CAC_PREFIX_MODE")
     if norms == "hold_all" or (stops and norms == "hold"):
         how.append(norms)
-    if (factor := values.get("CAC_LR_FACTOR") or 1.0) != 1:
+    if (factor := float(values.get("CAC_LR_FACTOR") or 1)) != 1:
         how.append(factor)
     if stops and mode == "eval":
         how.append(mode)

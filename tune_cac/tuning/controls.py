@@ -56,7 +56,7 @@ def cut_with_norms_of(base: TrialConfig, best: BestSetting) -> list[PredefinedTr
     if epochs == base.epochs:
         return []
     started = {name: best.config[name] for name in ("CAC_NORM_STATISTICS", "CAC_LR_FACTOR") if name in best.config}
-    recipe = {name: value for name, value in started.items() if value not in ("go_on", "hold", None)}
+    recipe = {name: value for name, value in started.items() if value not in ("go_on", "hold", 1, None)}
     dense = {"method": "gradskip", **OFF_FIELD, **recipe} if recipe else {"method": "none"}
     return [_control(SHORTER, {**dense, EPOCHS: epochs})]
 

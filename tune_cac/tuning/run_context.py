@@ -72,6 +72,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
         weight_names=tuple(weight_layers(model)),
         # The optimizer is made only for this: torch loads its compiler with it.
         recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
+        batch_size=workload.batch_size,
         has_norms=any(map(has_trained_statistics, model.modules())),
         kept_ends=kept,
         forward_cache_mb=psutil.virtual_memory().total // 5 // 10**6 if kept else 0,

@@ -26,7 +26,7 @@ from analysis.formatting import (
 )
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.confirmation import compared, retrained_saving
-from analysis.metrics.ranking import dense_with_held_norms, is_shorter
+from analysis.metrics.ranking import dense_alike, is_shorter
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
     Figure,
@@ -75,9 +75,11 @@ def pareto(data: ReportData) -> Figure | None:
     front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]), quality)
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
     shorter = _cut_dense_runs(data.controls if data.saving == TRAINING else None, quality)
-    if len(shorter) and data.controls is not None:  # the line begins at full length, with the norms of the cut runs
-        held = dense_with_held_norms(ranking) if dense_with_held_norms(data.controls) else []
-        shorter = _by_x(pd.concat([_outcomes(ranking.loc[held[:1]]) if held else baseline, shorter]), quality)
+    if len(shorter) and data.controls is not None:  # the line begins at full length, trained as the cut runs
+        first = data.controls[is_shorter(data.controls)].iloc[0]
+        acts = dense_alike(data.controls, first)
+        full = _outcomes(ranking.loc[dense_alike(ranking, first)[:1]]) if acts else baseline
+        shorter = _by_x(pd.concat([full, shorter]), quality)
     steps = {"color": "@front", "width": 2, "shape": "vh"}
     dashed = {"color": "@control", "width": 2, "dash": "dash"}
     sizes = [min(16.0, 6 + 2 * n**0.5) for n in trials["count"]]

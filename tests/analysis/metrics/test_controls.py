@@ -17,6 +17,7 @@ from analysis.metrics.ranking import (
     accuracy_when_shorter,
     beats_shorter,
     control_line,
+    dense_with_held_norms,
     insignificant_difference,
 )
 
@@ -63,6 +64,21 @@ def test_a_sample_or_what_a_seed_changes_decides_nothing() -> None:
     assert insignificant_difference(line, 0.95) == pytest.approx((0.05 / 600) ** 0.5)
     found = beats_shorter(SMALL, line).tolist()[3:]
     assert found == ["alike"] * 3 + ["behind", "ahead", "ahead", "behind", "ahead"]
+
+
+@pytest.mark.parametrize(
+    ("norms", "factor", "first"), [(None, None, 0), ("hold_all", None, 1), ("hold_all", 2.0, 3), ("go_on", 2.0, 2)]
+)
+def test_the_line_begins_at_a_dense_run_that_trained_alike(norms: str | None, factor: float | None, first: int) -> None:
+    settings = [(None, None), ("hold_all", 1.0), ("go_on", 2.0), ("hold_all", 2.0), (norms, factor)]
+    roles = [("baseline", None), *[("search", None)] * 3, ("control", SHORTER)]
+    trials = frame(*((*role, 0.4 * (role[0] == "control"), 0.9 + n / 100) for n, role in enumerate(roles)))
+    trials["CAC_NORM_STATISTICS"], trials["CAC_LR_FACTOR"] = zip(*settings, strict=True)
+    trials["CAC_VAR_START_THR"] = [None, -1, -1, -1, -1 if norms else None]
+    assert control_line(trials)["trial"].tolist() == [first, 4]
+    assert dense_with_held_norms(trials) == [1] + ([4] if (norms, factor) == ("hold_all", None) else [])
+    alone = trials.drop(index=first) if first else trials
+    assert control_line(alone)["trial"].tolist() == ([] if first else [0, 4])
 
 
 def test_one_sample_is_the_least_difference_that_counts() -> None:

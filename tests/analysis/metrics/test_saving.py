@@ -42,6 +42,15 @@ def test_each_row_by_its_own_saving(given_rows: list[tuple[Any, Any, Any]], plai
     np.testing.assert_array_equal([saved_of_one(row) for _, row in trials.iterrows()], np.array(expected, dtype=float))
 
 
+def test_zeros_count_where_they_are_said_to() -> None:
+    trials = pd.DataFrame({
+        "saving": ["inference", "sparse-inference", "both", "both-sparse"], "compute_saved": 0.25,
+        "inference_saved": 0.5, "sparse_inference_saved": 0.75,
+    })  # fmt: skip
+    assert saved_of(trials).tolist() == [0.5, 0.75, 0.375, 0.5]
+    assert [saved_of_one(row) for _, row in trials.iterrows()] == [0.5, 0.75, 0.375, 0.5]
+
+
 def test_what_a_study_ranks_by_is_said_by_its_first_trial_that_knows() -> None:
     assert saving_of(None) == saving_of(pd.DataFrame({"trial": [1]})) == "training"
     assert saving_of(pd.DataFrame({"saving": pd.Series([None, "inference", "both"], dtype="string")})) == "inference"

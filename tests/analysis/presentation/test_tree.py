@@ -142,6 +142,15 @@ def test_several_roots_are_several_trees(tmp_path: Path) -> None:
     assert drawn(frame) == Counter(frame["stage"])
 
 
+@pytest.mark.parametrize(("saving", "saved"), [("sparse-inference", 0.6), ("both", 0.3), ("both-sparse", 0.4)])
+def test_stages_save_what_the_study_ranks_by(saving: str, saved: float, tmp_path: Path) -> None:
+    row = result_row(0.9, 0.2, inference_saved=0.4, sparse_inference_saved=0.6)
+    tree = HandTree(tmp_path / "s" / "tree", root=ROOT, total_steps=TOTAL, layer_names=NAMES)
+    config = TrialConfig(method="compression", saving=saving).to_dict()
+    write_study(tmp_path / "s", [{"row": row | {"stage": tree.train([], row)}, "config": config}])
+    assert stage_frame(tmp_path / "s")["saved"].tolist() == [pytest.approx(saved)]
+
+
 def test_a_root_whose_norms_hold_says_so(tmp_path: Path) -> None:
     other = HandTree(tmp_path / "s" / "tree", root="1" * 24, total_steps=TOTAL, layer_names=NAMES)
     facts = other.store.read("root.json")

@@ -133,6 +133,16 @@ def test_it_is_too_late_exactly_where_the_rule_cannot_stop(start: int, samples: 
         assert f"the run has {steps} steps: set both lower, such as CAC_VAR_START_ITR={steps // 5} and " in found
 
 
+def test_stops_that_wait_too_long_are_said_to() -> None:
+    settings = Settings(start_itr=0, samples=1, stop_interval=50)
+    assert too_late(settings, 50) == (
+        "stops wait for iteration 50 (CAC_STOP_INTERVAL=50), the run has 50 steps: set it lower"
+    )
+    assert too_late(settings, 51) == ""
+    with pytest.warns(UserWarning, match="is at iteration 50, and the run ends after 50; make CAC_STOP_INTERVAL, CAC_"):
+        SGD(conv_model().parameters(), lr=0.1, weight_decay=0.1, settings=settings, total_steps=50)
+
+
 def test_what_it_names_acts() -> None:
     for steps in (10, 300, 5000):
         names = too_late(Settings(), steps).partition("such as ")[2].split(" and ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -110,26 +111,54 @@ def test_a_state_of_a_larger_model_is_refused() -> None:
 FASTER = Settings(start_thr=-1, lr_factor=4.0)
 
 
+lr = torch.optim.lr_scheduler
+SCHEDULERS: dict[str, Any] = {
+    "none": None,
+    "step": lambda o: lr.StepLR(o, 2, 0.5),
+    "lambda": lambda o: lr.LambdaLR(o, lambda step: 1 / (step + 1)),
+    "cosine": lambda o: lr.CosineAnnealingLR(o, 5),
+    "plateau": lambda o: lr.ReduceLROnPlateau(o, patience=0),
+    "warm-up": lambda o: lr.SequentialLR(o, [lr.LinearLR(o, 0.1, total_iters=2), lr.CosineAnnealingLR(o, 4)], [2]),
+    "chained": lambda o: lr.ChainedScheduler([lr.LambdaLR(o, lambda step: 0.9**step), lr.StepLR(o, 2, 0.5)]),
+}
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize("is_scheduled", [False, True])
-def test_learning_rates_are_the_optimizers_times_the_factor(kind: Any, is_scheduled: bool) -> None:
-    def trained(factor: float, settings: Settings | None) -> list[torch.Tensor]:
+@pytest.mark.parametrize("schedule", SCHEDULERS)
+def test_learning_rates_are_the_optimizers_times_the_factor(kind: Any, schedule: str) -> None:
+    make = SCHEDULERS[schedule]
+
+    def trained(factor: float, settings: Settings | None, *, before: bool) -> tuple[list[torch.Tensor], list[float]]:
         torch.manual_seed(0)
         parameters = list((model := conv_model()).parameters())
-        groups = [{"params": parameters[:2], "lr": 0.01 * factor}, {"params": parameters[2:4]}]
+        groups = [{"params": parameters[:2], "lr": 0.01 * factor}, {"params": parameters[2:]}]
         optimizer = kind(groups, lr=0.03 * factor)
-        if is_scheduled:
-            optimizer.add_param_group({"params": parameters[4:]})
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        scheduler = make(optimizer) if make and before else None
         if settings is not None:
-            wrap(optimizer, settings, model=model, scheduler=schedule if is_scheduled else None)
-        if not is_scheduled:  # its rate is the default
-            optimizer.add_param_group({"params": parameters[4:], "lr": 0.03 * (factor if settings is None else 1)})
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-        train(model, optimizer, 5, each=lambda _: schedule.step())
-        return parameters
+            wrap(optimizer, settings, model=model, schedulers=[scheduler] if scheduler else ())
+        scheduler = scheduler or (make(optimizer) if make else None)
+        rates: list[float] = []
 
-    assert all(map(torch.equal, trained(1.0, FASTER), trained(4.0, None)))
+        def after(_: int) -> None:
+            rates.extend(float(group["lr"]) for group in optimizer.param_groups)
+            if scheduler is not None:
+                scheduler.step(*([1.0] if schedule == "plateau" else []))
+
+        train(model, optimizer, 6, each=after)
+        return parameters, rates
+
+    for before in (False, True):
+        found, wanted = trained(1.0, FASTER, before=before), trained(4.0, None, before=before)
+        assert found[1] == pytest.approx(wanted[1], rel=1e-12)
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found[0], wanted[0], strict=True))
+
+
+def test_a_group_added_later_and_a_copy_are_scaled_once() -> None:
+    first, *rest = conv_model().parameters()
+    optimizer = wrap(torch.optim.SGD([first], lr=0.125), FASTER)
+    optimizer.add_param_group({"params": rest})
+    again = wrap(copy.deepcopy(optimizer), FASTER)
+    assert [group["lr"] for made in (optimizer, again) for group in made.param_groups] == [0.5] * 4
 
 
 def test_a_factor_that_would_be_lost_is_refused() -> None:
@@ -137,6 +166,10 @@ def test_a_factor_that_would_be_lost_is_refused() -> None:
     torch.optim.lr_scheduler.StepLR(optimizer, 2)
     with pytest.raises(UserError, match=r"CAC_LR_FACTOR=4 must come before the learning-rate scheduler.* or give wrap"):
         wrap(optimizer, FASTER)
+    with pytest.raises(UserError, match="multiplies an optimizer's rates, and CyclicLR has its own: multiply those by"):
+        wrap(optimizer, FASTER, schedulers=[lr.CyclicLR(optimizer, 0.1, 0.2)])
+    assert not hasattr(optimizer, "gradskip")
+    assert optimizer.param_groups[0]["lr"] == 0.1
     del optimizer.param_groups[0]["lr"]
     with pytest.raises(UserError, match="CAC_LR_FACTOR=4 multiplies learning rates, of which SGD has none: leave"):
         wrap(optimizer, FASTER)

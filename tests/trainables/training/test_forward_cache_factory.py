@@ -19,7 +19,7 @@ from trainables.workloads.factory import load
 
 #: Stem and two of three blocks, which never train.
 STOP = {"CAC_STOP_LAYER_NUM": (9,), "CAC_STOP_LAYER_ITR": (-1,)}
-MEASURED = ("train_time_s", "wall_time_s", "peak_memory_bytes")
+MEASURED = ("train_time_s", "train_energy_j", "wall_time_s", "peak_memory_bytes")
 
 
 def config_of(how: str = "shuffled", **more: Any) -> TrialConfig:

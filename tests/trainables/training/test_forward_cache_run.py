@@ -25,7 +25,7 @@ from trainables.workloads.digits import Digits
 
 SAMPLES = 599
 STOP = {"CAC_STOP_LAYER_NUM": (11,), "CAC_STOP_LAYER_ITR": (9,)}  # at the end of the first epoch
-MEASURED = ("train_time_s", "wall_time_s", "peak_memory_bytes")
+MEASURED = ("train_time_s", "train_energy_j", "wall_time_s", "peak_memory_bytes")
 
 
 def config_of(**more: Any) -> TrialConfig:

@@ -70,7 +70,7 @@ def test_two_processes_train_what_one_does(
     assert first["through"][-1]["compute_saved"] == pytest.approx(alone[-1]["compute_saved"], rel=0.05, abs=0.005)
     assert first["through"][-1]["gradient_bytes"] == 2 * gradient_bytes
     assert second["through"][-1]["executed_flops"] == first["through"][-1]["executed_flops"]
-    measured = ("wall_time_s", "train_time_s", "peak_memory_bytes")
+    measured = ("wall_time_s", "train_time_s", "train_energy_j", "peak_memory_bytes")
     plain = [{k: v for k, v in row.items() if k not in measured} for row in first["through"][1:]]
     assert [{k: v for k, v in row.items() if k not in measured} for row in first["continued"]] == plain
 

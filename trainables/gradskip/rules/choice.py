@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.gradskip.rules.published import AutoRule, ManualRule
-from trainables.gradskip.rules.state_machine import Gathered, NamedRule, StopRule
+from trainables.gradskip.rules.state_machine import Gathered, InOrder, NamedRule, StopRule
 
 #: Files of this folder that are no rule of ``CAC_RULE``.
 _OTHERS = ("__init__", "choice", "published", "published_batch", "state_machine")
@@ -50,7 +50,7 @@ def make_rule(
     if settings.mode == "off" or not front:
         return StopRule()
     if settings.mode in NAMED:
-        rule: StopRule = NAMED[settings.mode](settings, targets, len(front))
+        rule: InOrder = NAMED[settings.mode](settings, targets, len(front))
     else:
         rule = AutoRule(settings, front, single_precision=single_precision)
     return Gathered(rule, settings.stop_interval) if settings.stop_interval else rule

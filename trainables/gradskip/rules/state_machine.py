@@ -6,7 +6,7 @@ import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Gathered(StopRule):
     Meanwhile it goes on to decide about later layers; what is decided then is one stop, through the last of them.
     """
 
-    def __init__(self, rule: StopRule, interval: int) -> None:
+    def __init__(self, rule: InOrder, interval: int) -> None:
         self.rule, self.interval = rule, interval
         self.waiting: Decision | None = None
 
@@ -141,11 +141,17 @@ class Gathered(StopRule):
         self.rule.load_state_dict(state)
         waiting = state.get("waiting")  # there is none in a state of the same rule without this
         self.waiting = None if waiting is None else Decision(layer=waiting[0], rule=waiting[1], ratio=waiting[2])
+        self._keep_after(-1)
 
     def begin_after(self, through: int) -> None:
-        if self.waiting is not None and self.waiting.layer <= through:
-            self.waiting = None
+        self._keep_after(through)
         self.rule.begin_after(through if self.waiting is None else self.waiting.layer)
+
+    def _keep_after(self, through: int) -> None:
+        """Let what waits end at a target, for the user may have frozen the one at which it ended."""
+        if self.waiting is not None:
+            ends = [target for target in self.rule.targets if through < target <= self.waiting.layer]
+            self.waiting = replace(self.waiting, layer=ends[-1]) if ends else None
 
 
 class InOrder(StopRule):

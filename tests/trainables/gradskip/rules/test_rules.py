@@ -133,3 +133,19 @@ def test_gathered_stops_wait_for_their_turn(ends: list[int], interval: int, save
 def test_layers_of_freezeout_are_not_gathered() -> None:
     with pytest.raises(UserError, match=r"CAC_STOP_INTERVAL must be 0 with CAC_RULE=freezeout, .* got 3"):
         Settings(rule="freezeout", rule_end_itr=9, stop_interval=3)
+
+
+def test_a_stop_that_waits_ends_at_the_last_layer_that_is_left() -> None:
+    settings = Settings(start_itr=0, samples=1, start_thr=0.5, slope_thr=0.5, mt_thr=0.5, stop_interval=10)
+    rule = make_rule(settings, [0, 1, 2])
+    for step in range(5):
+        rule.decide(step, lambda layer, step=step: 1.0 / (step + 1 - layer) ** 2)  # type: ignore[misc]
+    left, none = make_rule(settings, [0, 3]), make_rule(settings, [5])
+    for other in (left, none):  # the user has frozen layers meanwhile
+        other.load_state_dict(rule.state_dict())
+        other.begin_after(-1)
+    assert rule.state_dict()["waiting"][0] >= 1
+    decision = left.decide(10, lambda layer: 1.0)
+    assert decision is not None
+    assert decision.layer == 0
+    assert none.decide(10, lambda layer: 1.0) is None
