@@ -49,7 +49,7 @@ class _All:
 
 
 def _steps(context: SpaceContext, batch_size: int | None) -> int:
-    """Return the steps of a run with batches of that size, None for the workload's own; at most as many as it has."""
+    """Return the steps of a run with batches of that size (None: the workload's own), or a few more than it has."""
     in_epoch = -(-context.total_steps // context.epochs)
     if batch_size is not None and context.batch_size is not None:
         in_epoch = -(-in_epoch * context.batch_size // batch_size)
