@@ -187,3 +187,39 @@ def test_a_regression_is_searched_by_its_loss(space: str, folder: Path, capsys: 
     texts = [said.out, said.err, *(Path("results/s", name).read_text() for name in ("best.env", "report.md"))]
     assert not re.search("accurac|points", "".join(texts))
     assert "val_loss" in said.out
+
+
+TRAINER = """
+import torch
+from tune_cac.integrations.trainer_skip import TrainerSkip  # as the callbacks of trainers use it
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.1)
+skip, x = TrainerSkip(None), torch.randn(20, 3)
+skip.begin(optimizer, model, steps=0, total_steps=40)
+for epoch in range(2):
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+    skip.take({"f1": 0.9 - float(loss), "val_loss": float(loss)}, "f1", "max")
+    skip.flush()
+skip.end(early=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainers_own_metric_is_taken_where_none_is_asked_for(
+    folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "trainer.py").write_text(TRAINER)
+    given = ["--script", f"{sys.executable} trainer.py", "--trials", "2", "--retries", "0", "--no-controls"]
+    assert main(["search", *given, "--name", "s"]) == 0
+    assert "the script's trainer chooses by f1: searching by that" in capsys.readouterr().err
+    info = Layout(folder / "results" / "s").read_info()
+    assert (info.metric, info.direction) == ("f1", "max")
+    assert analysis.load(folder / "results" / "s")["status"].tolist() == ["completed"] * 2
+    assert main(["search", *given, "--metric", "accuracy", "--name", "a"]) == 1
+    assert "search with --metric f1 --direction max" in capsys.readouterr().err

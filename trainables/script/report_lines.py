@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import reprlib
 import sys
 from typing import Any
@@ -30,6 +31,26 @@ MARKER = "tune_cac"
 REPORTS_FILE = "reports.jsonl"
 #: Errors of what has no ``item()``, such as a text, or several items, such as an array.
 _NO_SCALAR = (AttributeError, TypeError, ValueError, RuntimeError)
+
+
+#: How a search is told of the metric by which a trainer chooses checkpoints.
+_BY_METRIC = "search with --metric {} --direction {}"
+_NAMED = re.compile(_BY_METRIC.format(r"(\S+)", "(max|min)"))
+
+
+def by_metric(name: str, direction: str) -> str:
+    """Return the words with which a script's error asks for a metric; `asked_metric` reads them."""
+    return _BY_METRIC.format(name, direction)
+
+
+def asked_metric(error: str) -> dict[str, str]:
+    """Return the options that a script's error asks for; empty for another error.
+
+    >>> asked_metric(f"the search compares by accuracy: {by_metric('f1', 'max')}")
+    {'metric': 'f1', 'direction': 'max'}
+    """
+    found = _NAMED.search(error)
+    return {} if found is None else {"metric": found[1], "direction": found[2]}
 
 
 class ReportError(UserError):

@@ -15,7 +15,7 @@ from trainables.gradskip.optimizers import wrap
 from trainables.gradskip.script_counting.process_record import start, totals_of
 from trainables.gradskip.script_counting.trace_file import METRIC_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
-from trainables.script.report_lines import report
+from trainables.script.report_lines import by_metric, report
 
 #: Names that trainers give to an accuracy of validation, which a search knows as ``accuracy``; the last ones may be of
 #: training.
@@ -111,8 +111,8 @@ class TrainerSkip:
             if wanted == "accuracy" and (name := next((one for one in _ACCURACIES if one in self._found), None)):
                 self._found[wanted] = self._found[name]
             others = [name for name in self._found if not name.startswith("train")]
-            known = chosen_by in self._found
-            self._hint = f"--metric {chosen_by} --direction {direction}" if known else f"--metric {others[0]}"
+            known = chosen_by is not None and chosen_by in self._found
+            self._hint = by_metric(str(chosen_by), direction) if known else f"search with --metric {others[0]}"
         if not self._trains:
             self.flush()
 
@@ -123,8 +123,7 @@ class TrainerSkip:
         wanted = os.environ.get(METRIC_VARIABLE, "accuracy")
         if wanted not in self._found:
             raise UserError(
-                f"the search compares by {wanted}, and an evaluation has {', '.join(sorted(self._found))}: search with "
-                f"{self._hint}"
+                f"the search compares by {wanted}, and an evaluation has {', '.join(sorted(self._found))}: {self._hint}"
             )
         report(**self._found)
         self._reported, self._found = self._found, {}

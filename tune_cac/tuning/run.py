@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,6 +19,7 @@ from trainables.config import TrialConfig, wrapped_seed
 from trainables.errors import UserError
 from trainables.registry import is_factory
 from trainables.script.placeholders import names
+from trainables.script.report_lines import asked_metric
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
@@ -111,7 +113,20 @@ def search(**given: Any) -> SearchResult:
                 lengths=options.lengths,
             )
         )
-        return _run(layout, options, device, context, grid)
+        found = _run(layout, options, device, context, grid)
+    is_open = given.get("metric") is None and begun is None and not layout.read_info().storage
+    if is_open and options.is_script and (asked := _trainers_metric(found)):
+        say(f"the script's trainer chooses by {asked['metric']}: searching by that")
+        shutil.rmtree(found.folder)
+        return search(**{**given, **asked})
+    return found
+
+
+def _trainers_metric(found: SearchResult) -> dict[str, str]:
+    """Return the metric that a script's trainer chooses by, where no trial has that of the search."""
+    if len(found.ranking):
+        return {}
+    return next((asked for error in found.failures["error"] if (asked := asked_metric(str(error)))), {})
 
 
 def _checked_on_run(options: SearchOptions) -> tuple[SearchOptions, SpaceContext | None]:
