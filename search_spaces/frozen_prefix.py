@@ -8,6 +8,7 @@ loses too much over further seeds counts as too deep, and the search goes on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -143,15 +144,13 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             yield (moving := at((len(ends) - 1) // 2))
             norms = MOVING if moving.lost < held.lost else HELD
     first, too_deep = yield from deepest(-1, len(ends), at)
-    if too_deep < len(ends) and rate in doubled:
+    lost = max((one.lost for one in tried if one.is_within), default=-math.inf)
+    # What is too deep over further seeds alone has lost no more than others here.
+    if too_deep < len(ends) and rate in doubled and at(too_deep).lost > lost:
         rate = doubled[rate]
-        # Once: an answer that is too deep over further seeds is no reason to try it again.
-        at_once = {**at(too_deep).parameters, "depth": None}
-        before = (one for one in tried if {**one.parameters, "depth": None} == at_once and one.epochs == full)
-        faster = next(before, at(too_deep))
-        yield faster
+        yield (faster := at(too_deep))
         if faster.is_within:
-            first, too_deep = yield from deepest(faster.parameters.get("depth", 0), len(ends), at)
+            first, too_deep = yield from deepest(too_deep, len(ends), at)
         else:
             rate = RATES[0]
     found: Callable[..., Tried] | None = partial(at, first) if first >= 0 else None

@@ -54,7 +54,7 @@ search --resume x --trials 3 --space y
 search --set CAC_VAR_START_THR
     --set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got 'CAC_VAR_START_THR'
 search --set CAC_VAR_STRT_THR=0.9
-    unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? Valid: CAC_BRAKING_DISTANCE, CAC_NORM_STATIS
+    unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? Valid: CAC_BRAKING_DISTANCE, CAC_LR_FACTOR,
 search --set forward_cache=1
     unknown setting 'forward_cache': did you mean 'forward_cache_mb'? Valid: CAC_
 search --set method=none
