@@ -292,10 +292,11 @@ class Comparison:
         """Return the factor on the learning rate by the methods of `RETUNED`."""
         tried = {}
         for method in RETUNED.values():
-            plan = self.plan(method, 0.5, OTHER_SEED, {})
-            found = {(f"{method}, rate x {rate}", 0.5, OTHER_SEED): rate for rate in RATES if plan is not None}
-            self.train({key: replace(plan, rate=rate) for key, rate in found.items() if plan is not None})
-            tried[method] = found[max(found, key=lambda key: self.rows[key]["validation"])] if found else 1.0
+            if (plan := self.plan(method, 0.5, OTHER_SEED, {})) is None:
+                continue
+            found = {(f"{method}, rate x {rate}", 0.5, OTHER_SEED): rate for rate in RATES}
+            self.train({key: replace(plan, rate=rate) for key, rate in found.items()})
+            tried[method] = found[max(found, key=lambda key: self.rows[key]["validation"])]
         return tried
 
     def plan(self, method: str, budget: float, seed: int, rates: dict[str, float]) -> Plan | None:

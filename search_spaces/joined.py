@@ -16,7 +16,6 @@ from trainables.savings import BOTH, BOTH_SPARSE, SPARSE, TIME, TRAINING
 #: Methods in the order of a joined method's name.
 _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
 
-LAYER_ITR = "CAC_STOP_LAYER_ITR"
 #: Steps of a compiled run at which layers may stop.
 COMPILED_STOPS = 3
 
@@ -31,7 +30,7 @@ class _All:
         found = {name: value for space in self.spaces for name, value in space.suggest(trial, context).items()}
         values = {**context.fixed, **found}
         rule, decides = NAMED.get(str(values.get("CAC_RULE"))), any(name.startswith("CAC_") for name in found)
-        is_gathered = decides and LAYER_ITR not in values and (rule is None or rule.brakes)
+        is_gathered = decides and "CAC_STOP_LAYER_ITR" not in values and (rule is None or rule.brakes)
         if "compile_mode" in values and is_gathered:
             # Each new set of stopped layers is compiled anew, which takes as long as many steps.
             found["CAC_STOP_INTERVAL"] = -(-_steps(context, values.get("batch_size")) // (COMPILED_STOPS + 1))
@@ -115,12 +114,12 @@ def joined(spaces: Sequence[Space]) -> Space:
         start_is_published=all(space.start_is_published for space in spaces),
         meanings={name: meaning for space in spaces for name, meaning in space.meanings.items()},
         notes=together.notes,
-        saving=_mean_of(savings),
+        saving=_joint_saving(savings),
         description="; ".join(space.description for space in spaces),
     )
 
 
-def _mean_of(savings: set[str]) -> str:
+def _joint_saving(savings: set[str]) -> str:
     """Return the saving that counts all of these."""
     if len(savings) == 1:
         return next(iter(savings))

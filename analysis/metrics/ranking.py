@@ -208,16 +208,16 @@ def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
 
 def dense_with_held_norms(trials: pd.DataFrame) -> list[Any]:
     """Return the labels of the rows that hold all norms (``CAC_NORM_STATISTICS=hold_all``) and do nothing else."""
-    return dense_alike(trials, pd.Series({"CAC_VAR_START_THR": -1.0, "CAC_NORM_STATISTICS": "hold_all"}))
+    return dense_alike(trials, pd.Series({"CAC_VAR_START_THR": -1.0, "CAC_NORM_STATISTICS": "hold_all"})) or []
 
 
-def dense_alike(trials: pd.DataFrame, control: pd.Series) -> list[Any]:
-    """Return the labels of the rows that stop nothing, of those with a control's norms and learning rates.
+def dense_alike(trials: pd.DataFrame, control: pd.Series) -> list[Any] | None:
+    """Return the labels of the rows that stop nothing and have a control's norms and learning rates.
 
-    Of a control without such settings: none.
+    None for a control without such settings, which trains as the baseline.
     """
     if number_of(control, "CAC_VAR_START_THR") != -1:
-        return []
+        return None
     factors, factor = numbers_of(trials, "CAC_LR_FACTOR"), number_of(control, "CAC_LR_FACTOR")
     alike = numbers_of(trials, "CAC_VAR_START_THR") == -1
     alike &= is_value(trials, "CAC_NORM_STATISTICS", "hold_all") == (
@@ -255,8 +255,9 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
     same = np.isin(_groups(done), _groups(done)[is_shorter(done).to_numpy()])
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
-    if len(shorter) and dense_alike(shorter, first := shorter.iloc[0]):  # they begin where such a run ends uncut
-        baseline = done.loc[[row for row in dense_alike(done, first) if row not in shorter.index]].head(1)
+    if len(shorter) and (alike := dense_alike(done, shorter.iloc[0])) is not None:
+        # They begin where such a run ends uncut.
+        baseline = done.loc[[row for row in alike if row not in shorter.index]].head(1)
     line = pd.concat([baseline, shorter])[columns]
     if shorter.empty or baseline.empty:
         line = line.iloc[:0]

@@ -64,7 +64,7 @@ class GradientSkipCallback(TrainerCallback):
             )
         self._skip.begin(
             optimizer, model, steps=state.global_step, total_steps=state.max_steps,
-            schedulers=[getattr(one, "scheduler", one) for one in (lr_scheduler,) if one],  # that within accelerate's
+            schedulers=[getattr(lr_scheduler, "scheduler", lr_scheduler)],  # that within accelerate's
         )  # fmt: skip
         # Loggers are called in order, and those of the trainer come before the user's callbacks; they are to see what
         # we add. No argument leads to the list of callbacks, but the caller has it.

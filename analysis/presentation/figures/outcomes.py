@@ -76,9 +76,8 @@ def pareto(data: ReportData) -> Figure | None:
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
     shorter = _cut_dense_runs(data.controls if data.saving == TRAINING else None, quality)
     if len(shorter) and data.controls is not None:  # the line begins at full length, trained as the cut runs
-        first = data.controls[is_shorter(data.controls)].iloc[0]
-        acts = dense_alike(data.controls, first)
-        full = _outcomes(ranking.loc[dense_alike(ranking, first)[:1]]) if acts else baseline
+        alike = dense_alike(ranking, data.controls[is_shorter(data.controls)].iloc[0])
+        full = baseline if alike is None else _outcomes(ranking.loc[alike[:1]])
         shorter = _by_x(pd.concat([full, shorter]), quality)
     steps = {"color": "@front", "width": 2, "shape": "vh"}
     dashed = {"color": "@control", "width": 2, "dash": "dash"}
