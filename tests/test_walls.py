@@ -37,7 +37,7 @@ def loaded_by(statement: str) -> set[str]:
             {"ray", "pandas", "tune_cac", "analysis"},
         ),
         ("import trainables.stage_tree.checkpoints, trainables.stage_tree.leases", {"torch", "ray", "numpy"}),
-        ("import analysis.presentation.html", {"torch", "ray", "plotly", "matplotlib", "scipy", "sklearn", "optuna"}),
+        ("import analysis.presentation.html", {"torch", "ray", "matplotlib", "scipy", "sklearn", "optuna"}),
         ("import tune_cac.ray_backend.worker_classes", {"torch"}),  # a worker that only starts scripts
         ("import tune_cac; dir(tune_cac)", {"torch", "ray", "pandas", "optuna"}),
         ("import tune_cac as cac; cac.gradskip.SGD", {"ray", "pandas", "optuna"}),

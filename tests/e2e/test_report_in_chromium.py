@@ -53,24 +53,22 @@ def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     assert complaints == []
 
 
-def draw_all(page: Page) -> None:
-    """Come to every plot, as a reader who unfolds everything and scrolls."""
+def unfold(page: Page) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(element => { element.open = true; })")
-    for plot in page.locator(".plot").all():
-        plot.scroll_into_view_if_needed()
-    page.wait_for_function("() => document.querySelectorAll('.plot:not([data-drawn])').length === 0")
 
 
-def test_every_plot_is_drawn_when_it_comes_into_view_and_not_before(open_page: Open) -> None:
+def test_a_mark_shows_its_label_at_the_pointer_and_no_other_does(open_page: Open) -> None:
     page = open_page()
-    page.wait_for_selector("#plot-pareto[data-drawn], #settings-text")
-    assert page.locator("#plot-tree[data-drawn]").count() == 0
-    draw_all(page)
-    assert page.locator(".plot .main-svg").count() >= 4
-    empty = page.evaluate(
-        "[...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace, .bars, .point')).map(p => p.id)"
-    )
-    assert empty == []
+    tip = page.locator(".tip")
+    assert not tip.is_visible()
+    chosen = page.locator("#plot-pareto [data-label]").last
+    chosen.hover()
+    assert tip.inner_text().startswith(f"trial {usual()[0].best['trial']}")  # type: ignore[index]
+    box = tip.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= 1200 - box["width"]
+    page.locator("h1").hover()
+    assert not tip.is_visible()
 
 
 def test_a_link_unfolds_its_section(open_page: Open) -> None:
@@ -103,10 +101,10 @@ def test_all_by_keyboard(open_page: Open) -> None:
 
 def test_a_phone_never_scrolls_sideways(open_page: Open) -> None:
     page = open_page(viewport={"width": 360, "height": 740}, color_scheme="dark", has_touch=True, is_mobile=True)
-    draw_all(page)
+    unfold(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     wide = page.evaluate(
-        "[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, svg, .skip'))"
+        "[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, .plot, .skip'))"
         ".filter(e => e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 80))"
     )
     assert wide == []
@@ -120,12 +118,11 @@ def colour_of(page: Page, selector: str, name: str) -> str:
 
 def test_the_scheme_of_the_reader_and_its_change_reach_page_and_plots(open_page: Open) -> None:
     page = open_page(color_scheme="light")
-    draw_all(page)
-    light = (colour_of(page, "body", "backgroundColor"), colour_of(page, "#plot-pareto .xtick text", "fill"))
+    unfold(page)
+    light = (colour_of(page, "body", "backgroundColor"), colour_of(page, "#plot-pareto text", "fill"))
     assert light[0] == "rgb(255, 255, 255)"
     page.emulate_media(color_scheme="dark")
-    page.wait_for_selector("#plot-pareto[data-drawn=dark]")
-    dark = (colour_of(page, "body", "backgroundColor"), colour_of(page, "#plot-pareto .xtick text", "fill"))
+    dark = (colour_of(page, "body", "backgroundColor"), colour_of(page, "#plot-pareto text", "fill"))
     assert dark[0] == "rgb(19, 23, 28)"
     assert light[1] != dark[1]
 
@@ -152,14 +149,11 @@ def test_no_text_of_a_study_runs(open_page: Open) -> None:
             stages=stages(probe),
         )
     )  # fmt: skip
-    draw_all(page)
+    unfold(page)
     assert page.locator("h1").inner_text().split() == probe.split()
     for plot in ("pareto", "timeline", "tree"):
-        page.locator(f"#plot-{plot}").scroll_into_view_if_needed()
-        traces = page.evaluate(f"document.getElementById('plot-{plot}').data.length")
-        for trace in range(traces):
-            page.evaluate(f"Plotly.Fx.hover('plot-{plot}', [{{ curveNumber: {trace}, pointNumber: 0 }}])")
-    page.wait_for_timeout(100)
-    assert "<script" in page.locator("#plot-tree").inner_text()
+        page.locator(f"#plot-{plot} [data-label]").last.hover()
+    assert probe.split()[0] in page.locator(".tip").inner_text()
+    assert "<script" in page.locator("#plot-tree").text_content()
     assert page.evaluate("window.ran") is None
     assert page.locator("main a, main img[src=x], .plot a, b").count() == 0

@@ -31,8 +31,8 @@ _Found = TypeVar("_Found")
 )
 def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
+    from analysis.presentation.figures.drawing import picture_of
     from analysis.presentation.figures.outcomes import pareto
-    from analysis.presentation.figures.picture import picture_of
     from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import counts_line, report_markdown
     from tune_cac.cli.console import write_asked

@@ -1,15 +1,13 @@
-"""One plot of the report as a Plotly figure, which the page draws.
+"""One plot of the report as plain values, which `figures.drawing` draws.
 
-A colour is ``@`` and a name of the palette (``@depth:0.3`` a place on the colour scale of layers, ``@depth`` the
-scale). Text is literal; lines are separated by newlines. `Figure.to_dict` escapes it, because Plotly interprets tags.
+A colour is ``@`` and a name of the palette, or ``@depth:0.3``, a place on the colour scale of layers. Lines of a label
+are separated by newlines.
 """
 
 from __future__ import annotations
 
-import html
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,51 +52,87 @@ def metric_values(values: NDArray[np.float64], quality: Quality) -> list[float]:
     return percent_values(values) if quality.is_fraction else [float(f"{value:.12g}") for value in values]
 
 
-def plain(value: Any) -> Any:
-    """Convert a value for JSON: non-finite numbers and missing values to None, numpy types to Python types."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return value
-
-
-#: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
+#: Maximum number of layers in a legend; with more, colour and label identify the layers.
 MOST_NAMED = 8
 #: Maximum number of points of a line that are marked.
 MOST_MARKED = 60
-#: Maximum characters in one line of a name on an axis or in a legend; the hover text has the full name.
+#: Maximum characters in one line of a name on an axis or in a legend; the label has the full name.
 _MOST_LETTERS = 40
-#: Keys of Plotly's format whose values are shown as text.
-_TEXTS = ("text", "hovertext", "name", "ticktext")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Marks at points, a line through them, or both."""
+
+    name: str = ""
+    """In the legend; empty for no entry."""
+    x: Sequence[float]
+    y: Sequence[float]
+    labels: Sequence[str] = ()
+    """Texts that the page shows at the pointer, one a point, or one for all; empty for none."""
+    colour: str
+    symbol: str = ""
+    """Matplotlib's marker; empty for a line alone."""
+    hollow: bool = False
+    """Whether marks are outlines."""
+    size: float | Sequence[float] = 10.0
+    """Diameter of the marks in pixels, one for all or one a point."""
+    line_width: float = 0.0
+    """In pixels; 0 for no line."""
+    dashed: bool = False
+    steps: bool = False
+    """Whether the line goes up or down first, then across."""
+    opacity: float = 1.0
+    below: Sequence[float] = ()
+    """Lengths of the error bars to lower x, one a point; empty for none."""
+    above: Sequence[float] = ()
+    """To higher x."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Horizontal bars, each from its begin on."""
+
+    rows: Sequence[int]
+    begins: Sequence[float]
+    lengths: Sequence[float]
+    labels: Sequence[str]
+    """Texts that the page shows at the pointer, one a bar."""
+    colours: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis of a plot."""
+
+    title: str = ""
+    range: tuple[float, float] | None = None
+    """Values at its begin and its end; None for what the data need."""
+    names: Sequence[str] = ()
+    """Names in place of numbers, at 0, 1 and so on."""
+    logarithmic: bool = False
+    zero_line: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """One plot of the report."""
 
-    name: str  # its name on the page and of the file that its button saves
-    alt: str  # text alternative for readers who cannot see the plot
-    traces: list[dict[str, Any]]  # Plotly's traces
-    layout: dict[str, Any]  # Plotly's layout, without the settings common to all plots
-    height: int = 420  # height in pixels
-    notes: list[str] = field(default_factory=list)  # sentences of the caption
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return traces, layout and height as plain values for JSON, with escaped text."""
-        return {"data": plain(_escaped(self.traces)), "layout": plain(_escaped(self.layout)), "height": self.height}
-
-
-def _escaped(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: _escaped(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_escaped(item, key) for item in value]
-    return html.escape(value, quote=False).replace("\n", "<br>") if isinstance(value, str) and key in _TEXTS else value
+    name: str
+    """Its name on the page."""
+    alt: str
+    """Text alternative for readers who cannot see the plot."""
+    traces: Sequence[Points | Bars]
+    x: Axis
+    y: Axis
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal lines across the plot, by the text at their left end."""
+    swatches: Mapping[str, str] = field(default_factory=dict)
+    """Colours in the legend by their meaning, beside the traces' names."""
+    height: int = 420
+    """In pixels."""
+    notes: Sequence[str] = ()
+    """Sentences of the caption."""
 
 
 def short(name: str) -> str:
@@ -106,14 +140,9 @@ def short(name: str) -> str:
     return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    """Return the settings of an axis with a title."""
-    return {"title": {"text": title}, **more}
-
-
-def names_axis(names: list[str], *, title: str = "", **more: Any) -> dict[str, Any]:
-    """Return the settings of a vertical axis with a name at each integer, the first at the top."""
-    return axis(title, tickvals=list(range(len(names))), ticktext=names, showgrid=False, **more)
+def names_axis(names: Sequence[str], *, margin: float = 0.6, title: str = "") -> Axis:
+    """Return a vertical axis with a name at each integer, the first at the top."""
+    return Axis(title=title, names=names, range=(len(names) - 1 + margin, -margin))
 
 
 def depth(place: int, count: int) -> str:
@@ -121,53 +150,7 @@ def depth(place: int, count: int) -> str:
     return f"@depth:{place / max(1, count - 1):.3f}"
 
 
-def marks(name: str, points: pd.DataFrame, symbol: str, colour: str, *, size: Any = 10, **more: Any) -> dict[str, Any]:
+def marks(name: str, points: pd.DataFrame, symbol: str, colour: str, **more: Any) -> Points:
     """Return a trace of points, from their columns x, y and label."""
-    hollow = symbol.endswith("-open")
-    edge = {"width": 1.5, "color": colour} if hollow else {"width": 1, "color": "@ground"}
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": points["x"].tolist(), "y": points["y"].tolist(),
-        "hoverinfo": "text", "hovertext": points["label"].tolist(),
-        "marker": {"symbol": symbol, "color": colour, "size": size, "line": edge}, **more,
-    }  # fmt: skip
-
-
-def line(
-    name: str, x: Iterable[float], y: Iterable[float], labels: Iterable[str], *, more: dict[str, Any] | None = None,
-    **style: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """Return a trace of a line with hover texts, or none.
-
-    ``name`` is its entry in the legend, ``more`` has further settings of the trace, ``style`` those of the line.
-    """
-    hover = list(labels)
-    return {
-        "type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style,
-        **({"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"}), **(more or {}),
-    }  # fmt: skip
-
-
-def bars(rows: Iterable[int], begins: Iterable[float], lengths: Iterable[float], labels: list[str], colours: Any,
-         **more: Any) -> dict[str, Any]:  # fmt: skip
-    """Return a trace of horizontal bars, each from its begin on."""
-    return {
-        "type": "bar", "orientation": "h", "hoverinfo": "text", "showlegend": False, "y": list(rows),
-        "base": list(begins), "x": list(lengths), "hovertext": labels, "marker": {"color": colours, **more},
-    }  # fmt: skip
-
-
-def limit(value: float) -> dict[str, Any]:
-    """Return a horizontal line across the plot."""
-    return {
-        "type": "line", "y0": value, "y1": value, "xref": "paper", "x0": 0, "x1": 1,
-        "line": {"color": "@limit", "width": 1.2, "dash": "dash"}, "layer": "below",
-    }  # fmt: skip
-
-
-def note(text: str, *, x: float, y: float) -> dict[str, Any]:
-    """Return a short text at the left (x 0) or the right (x 1) edge of the plot, just above a horizontal line."""
-    return {
-        "text": text, "x": x, "xref": "paper", "y": y, "yref": "y", "xanchor": "right" if x else "left",
-        "yanchor": "bottom", "showarrow": False, "bgcolor": "@ground", "opacity": 0.85,
-        "font": {"color": "@faint", "size": 11},
-    }  # fmt: skip
+    x, y, labels = (points[column].tolist() for column in ("x", "y", "label"))
+    return Points(name=name, x=x, y=y, labels=labels, symbol=symbol, colour=colour, **more)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from analysis.formatting import plural
-from analysis.presentation.figures.figure import MOST_MARKED, Figure, axis, line, marks, names_axis
+from analysis.presentation.figures.figure import MOST_MARKED, Axis, Figure, Points, marks, names_axis
 from analysis.presentation.figures.report_data import ReportData
 
 #: Maximum number of trials with lines of their own; of more, mean and range are shown.
 _MOST_TRIALS = 6
 #: Maximum number of layers that are named beside their marks, and of characters of a name.
 _MOST_LAYERS, _MOST_LETTERS = 40, 25
-#: Maximum decades of a logarithmic axis with ticks between the powers of ten.
-_MOST_DECADES = 3
 #: Colours of estimators other than SGD, in the order of their appearance.
 _COLOURS = ("@front", "@control", "@published", "@chosen", "@trial")
 
@@ -51,18 +46,17 @@ def layer_noise(data: ReportData) -> Figure | None:
     for estimator, name, colour in _estimators(rows):
         own = rows[rows["estimator"] == estimator]
         labels = [f"{layer}\n{name}: {value:.3f}" for layer, value in zip(own["layer"], own["x"], strict=True)]
-        symbol = "circle-open" if estimator == "sgd" else "circle"
-        traces.append(marks(name, own.assign(label=labels), symbol, colour, size=9))
+        traces.append(marks(name, own.assign(label=labels), "o", colour, size=9, hollow=estimator == "sgd"))
     many = len(layers) > _MOST_LAYERS
     margin = max(0.5, len(layers) / _MOST_LAYERS)  # room for the first and the last mark
     names = [""] * len(layers) if many else [_both_ends(name) for name in layers]
-    y_axis = names_axis(names, title="layers, the first at the top" if many else "", zeroline=False,
-                        range=[len(layers) - 1 + margin, -margin])  # fmt: skip
+    y_axis = names_axis(names, title="layers, the first at the top" if many else "", margin=margin)
     return Figure(
         name="layer_noise",
         alt=f"Normalised variance of the gradient of {plural(len(layers), 'layer')} of trial {trial} at step {step}.",
         traces=traces,
-        layout={"xaxis": _to_one("normalised variance", rows["x"]), "yaxis": y_axis},
+        x=_to_one("normalised variance", rows["x"]),
+        y=y_axis,
         height=110 + (480 if many else 20 * len(layers)),
         notes=[f"Trial {trial}, at its last measurement (step {step}); layers from the first to the last."],
     )
@@ -101,14 +95,17 @@ def _course(data: ReportData, column: str, name: str, *, logarithmic: bool = Fal
         drawn.sort(key=lambda entry: entry[2])  # the thick one on top
         for place, (what, values, thick) in enumerate(drawn, start=1):
             steps, numbers = [int(step) for step in values.index], [float(f"{value:.6g}") for value in values]
-            hover = [f"{words}, {what}\nstep {s}: {v:.3g}" for s, v in zip(steps, numbers, strict=True)]
-            more = {
-                "mode": "lines+markers" if thick and len(steps) <= MOST_MARKED else "lines",
-                "legendgroup": estimator, "showlegend": place == len(drawn), "opacity": 1 if thick else 0.6,
-                "marker": {"color": colour, "size": 5},
-            }  # fmt: skip
-            style = {"color": colour, "width": 2.4 if thick else 1.1, "dash": "dash" if estimator == "sgd" else "solid"}
-            traces.append(line(words, steps, numbers, hover, more=more, **style))
+            marked = thick and len(steps) <= MOST_MARKED
+            labels = [f"{words}, {what}"]
+            if marked:
+                labels = [f"{labels[0]}\nstep {s}: {v:.3g}" for s, v in zip(steps, numbers, strict=True)]
+            traces.append(
+                Points(
+                    name=words if place == len(drawn) else "", x=steps, y=numbers, labels=labels, colour=colour,
+                    symbol="o" if marked else "", size=5, line_width=2.4 if thick else 1.1, opacity=1 if thick else 0.6,
+                    dashed=estimator == "sgd",
+                )
+            )  # fmt: skip
     note = f"Trial {shown}." if trials == 1 else f"The thick lines are trial {shown}'s."
     if trials > _MOST_TRIALS:
         note = f"Mean of {trials} trials (thick), smallest and largest."
@@ -118,25 +115,20 @@ def _course(data: ReportData, column: str, name: str, *, logarithmic: bool = Fal
         alt=f"{title[0].upper()}{title[1:]} of the gradient from the first measurement to the last, mean of "
         f"{plural(trials, 'trial')}: {', '.join(said)}.",
         traces=traces,
-        layout={"xaxis": axis("step"), "yaxis": (_logarithmic if logarithmic else _to_one)(title, rows[column])},
+        x=Axis(title="step"),
+        y=Axis(title=title, logarithmic=True) if logarithmic else _to_one(title, rows[column]),
         height=380,
         notes=[note],
     )
 
 
-def _to_one(title: str, values: pd.Series[float]) -> dict[str, Any]:
+def _to_one(title: str, values: pd.Series[float]) -> Axis:
     """Return an axis from 0 to 1, or to the largest value above that."""
-    return axis(title, range=[0, 1.04 * max(1.0, float(values.max()))])
-
-
-def _logarithmic(title: str, values: pd.Series[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at 1, 2 and 5 times powers of ten, or at powers alone if there are many."""
-    decades = math.log10(values.max() / values.min())
-    return axis(title, type="log", dtick="D2" if decades <= _MOST_DECADES else 1, tickformat="~e")
+    return Axis(title=title, range=(0, 1.04 * max(1.0, float(values.max()))))
 
 
 def _both_ends(name: str) -> str:
-    """Shorten a layer's name from the middle: its ends tell where it is and what; the hover text has it whole.
+    """Shorten a layer's name from the middle: its ends tell where it is and what; the label has it whole.
 
     >>> _both_ends("features.3.convolution.with.a.long.name.weight")
     'features…long.name.weight'

@@ -29,15 +29,13 @@ from analysis.metrics.confirmation import compared, retrained_saving
 from analysis.metrics.ranking import dense_alike, is_shorter
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.figures.figure import (
+    Axis,
     Figure,
-    axis,
+    Points,
     is_one_of,
-    limit,
-    line,
     marks,
     metric_values,
     names_axis,
-    note,
     percent_values,
     saved,
     texts,
@@ -79,21 +77,17 @@ def pareto(data: ReportData) -> Figure | None:
         alike = dense_alike(ranking, data.controls[is_shorter(data.controls)].iloc[0])
         full = baseline if alike is None else _outcomes(ranking.loc[alike[:1]])
         shorter = _by_x(pd.concat([full, shorter]), quality)
-    steps = {"color": "@front", "width": 2, "shape": "vh"}
-    dashed = {"color": "@control", "width": 2, "dash": "dash"}
     sizes = [min(16.0, 6 + 2 * n**0.5) for n in trials["count"]]
     traces = [
-        marks("trials", trials, "circle", "@trial", size=sizes, opacity=0.9),
-        marks("Pareto front", front, "circle", "@front", size=8, mode="lines+markers", line=steps),
+        marks("trials", trials, "o", "@trial", size=sizes, opacity=0.9),
+        marks("Pareto front", front, "o", "@front", size=8, line_width=2, steps=True),
     ]
     if len(shorter):
-        traces.append(
-            marks("cut dense runs", shorter, "triangle-down", "@control", size=9, mode="lines+markers", line=dashed)
-        )
+        traces.append(marks("cut dense runs", shorter, "v", "@control", size=9, line_width=2, dashed=True))
     for name, group, symbol, colour, size in (
-        ("published defaults", published, "diamond", "@published", 11),
-        ("baseline", baseline, "square", "@text", 10),
-        ("chosen", chosen, "star", "@chosen", 17),
+        ("published defaults", published, "D", "@published", 11),
+        ("baseline", baseline, "s", "@text", 10),
+        ("chosen", chosen, "*", "@chosen", 17),
     ):
         if len(group):
             traces.append(marks(name, group, symbol, colour, size=size))
@@ -110,7 +104,7 @@ def pareto(data: ReportData) -> Figure | None:
     for hidden, where in ((below, "below the picture"), (left, f"left of it, at many times the dense run's {cost}")):
         if count := int(others.loc[hidden, "count"].sum()):
             verb = "lies" if count == 1 else "lie"
-            notes.append(f"{plural(count, 'trial')} {verb} {where}; a double click shows all.")
+            notes.append(f"{plural(count, 'trial')} {verb} {where}.")
     reach = ""
     if len(front):
         x, y = max(zip(front["x"], front["y"], strict=True))
@@ -123,33 +117,30 @@ def pareto(data: ReportData) -> Figure | None:
         f"{plural(int(trials['count'].sum()), 'searched trial')}. "
         f"The Pareto front has {plural(len(front), 'outcome')}{reach}.",
         traces=traces,
-        layout={
-            "xaxis": axis(f"{data.saved_words} (%)", **({} if x_range is None else {"range": x_range})),
-            "yaxis": axis(axis_words(quality), range=y_range),
-            "shapes": [limit(value) for value in limits],
-            "annotations": [note(f"allowed {drop_words(quality)}", x=0, y=value) for value in limits],
-        },
+        x=Axis(title=f"{data.saved_words} (%)", range=x_range),
+        y=Axis(title=axis_words(quality), range=y_range),
+        limits={f"allowed {drop_words(quality)}": value for value in limits},
         height=480,
         notes=notes,
     )
 
 
-def _x_range(trials: list[float], others: list[float]) -> list[float] | None:
-    """Return the initial range of the saving, in percent; None where all of it can be shown.
+def _x_range(trials: list[float], others: list[float]) -> tuple[float, float] | None:
+    """Return the range of the saving, in percent; None where all of it can be shown.
 
     Methods that cost more than they save may cost hundreds of dense runs. Trials that cost more than `_FAR` times as
-    much as half of the costly ones are left out at first.
+    much as half of the costly ones are left out.
     """
     costly = [-x for x in trials if x < 0]
     if not costly or max(costly) <= (most := _FAR * max(100.0, float(np.median(costly)))):
         return None
     shown = [x for x in [*trials, *others, 0.0] if -x <= most]
     margin = _MARGIN / 2 * (max(shown) - min(shown))
-    return [min(shown) - margin, max(shown) + margin]
+    return min(shown) - margin, max(shown) + margin
 
 
-def _y_range(references: list[float], others: list[float], quality: Quality) -> list[float]:
-    """Return the initial range of the metric as plotted, the worse end first.
+def _y_range(references: list[float], others: list[float], quality: Quality) -> tuple[float, float]:
+    """Return the range of the metric as plotted, the worse end first.
 
     The range contains all references (baseline, shorter training, chosen trial), and of the others those that are not
     too far below them.
@@ -161,7 +152,7 @@ def _y_range(references: list[float], others: list[float], quality: Quality) -> 
     low, high = min(shown), max(shown)
     margin = _MARGIN * (high - low + least / 30)
     top = min(100.5, high + margin) if quality.is_fraction and quality.direction == "max" else high + margin
-    return [quality.sign * (low - margin), quality.sign * top]
+    return quality.sign * (low - margin), quality.sign * top
 
 
 def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -233,28 +224,24 @@ def confirmation(data: ReportData) -> Figure | None:
     )
     confirmed = array_of(frame, "confirmed") == 1
     traces = []
-    for name, group, symbol, colour in (
-        ("confirmed", found[confirmed], "circle", "@chosen"),
-        ("not confirmed", found[~confirmed], "circle-open", "@control"),
+    for name, group, hollow, colour in (
+        ("confirmed", found[confirmed], False, "@chosen"),
+        ("not confirmed", found[~confirmed], True, "@control"),
     ):
         if len(group):
-            spread = {
-                "type": "data", "symmetric": False, "color": colour, "thickness": 2, "width": 7,
-                "array": group["above"].tolist(), "arrayminus": group["below"].tolist(),
-            }  # fmt: skip
-            traces.append(marks(name, group, symbol, colour, size=11, error_x=spread))
-    ends, allowed = [-0.6, len(frame) - 0.4], [float(plotted(data.allowed, quality))] * 2
-    traces.append(line(f"allowed {words}", allowed, ends, [], color="@limit", width=1.4, dash="dash"))
+            ends = {"below": group["below"].tolist(), "above": group["above"].tolist()}
+            traces.append(marks(name, group, "o", colour, size=11, hollow=hollow, **ends))
+    allowed, y_axis = float(plotted(data.allowed, quality)), names_axis(names)
+    traces.append(Points(name=f"allowed {words}", x=(allowed, allowed), y=y_axis.range or (), colour="@limit",
+                         line_width=1.4, dashed=True))  # fmt: skip
     drop_axis = "loss of test accuracy" if quality.is_accuracy else f"{words}, {compared(frame.iloc[0])}"
     return Figure(
         name="confirmation",
         alt=f"{words[0].upper()}{words[1:]} with its interval: {confirmed.sum()} of {len(frame)} candidates are "
         "confirmed.",
         traces=traces,
-        layout={
-            "xaxis": axis(f"{drop_axis}{drop_unit(quality)}", zeroline=True),
-            "yaxis": names_axis(names, range=ends[::-1], zeroline=False),
-        },
+        x=Axis(title=f"{drop_axis}{drop_unit(quality)}", zero_line=True),
+        y=y_axis,
         height=150 + 36 * len(frame),
         notes=[f"A candidate is confirmed when the upper end of its interval is within the allowed {words}."],
     )

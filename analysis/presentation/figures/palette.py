@@ -7,7 +7,7 @@ and 1.4.11).
 
 from __future__ import annotations
 
-#: Light and dark values by a colour's role. Figures name the role; the page looks up the value.
+#: Light and dark values by a colour's role. Figures name the role; the page has it as a variable.
 _COLOURS = {
     "ground": ("#ffffff", "#13171c"),
     "panel": ("#f5f7f9", "#1c222a"),
@@ -23,9 +23,14 @@ _COLOURS = {
     "limit": ("#55606c", "#a5b0bb"),
     "link": ("#0063a0", "#6fc0ee"),
     "focus": ("#0072b2", "#56b4e9"),
+    # From the first layer to the last: lightness rises or falls evenly, so that the order is also visible in grey.
+    "depth0": ("#08306b", "#5a7fd6"),
+    "depth1": ("#0f6292", "#4fa3d6"),
+    "depth2": ("#2b8888", "#4fc2b0"),
+    "depth3": ("#539a55", "#93d46b"),
+    "depth4": ("#a89e17", "#f0e442"),
 }
 LIGHT = {role: light for role, (light, _) in _COLOURS.items()}
 DARK = {role: dark for role, (_, dark) in _COLOURS.items()}
-#: From the first layer to the last: lightness rises or falls evenly, so that the order is also visible in grey.
-DEPTH_LIGHT = ("#08306b", "#0f6292", "#2b8888", "#539a55", "#a89e17")
-DEPTH_DARK = ("#5a7fd6", "#4fa3d6", "#4fc2b0", "#93d46b", "#f0e442")
+#: Roles of the colour scale of layers, from the first one to the last.
+DEPTH = tuple(role for role in _COLOURS if role.startswith("depth"))

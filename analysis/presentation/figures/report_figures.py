@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.formatting import percent, plural, value_with_unit
 from analysis.io.checked import array_of, number_of
-from analysis.presentation.figures.figure import Figure, axis, bars, depth, is_one_of, names_axis, stop_events
+from analysis.presentation.figures.figure import Axis, Bars, Figure, depth, is_one_of, names_axis, stop_events
 from analysis.presentation.figures.gradient_noise import gradient_noise, gradient_variance, layer_noise
 from analysis.presentation.figures.outcomes import confirmation, pareto
 from analysis.presentation.figures.report_data import ReportData
@@ -51,23 +51,29 @@ def timeline(data: ReportData) -> Figure | None:
         names.append(f"{first['trial']}{f' +{others}' if others else ''} · {share}")
     notes = [
         "A row an outcome, best first: trial, how many trials are alike, compute saved. Grey: every layer trains; "
-        "the colour tells how far layers have stopped."
+        "the colour tells how far layers have stopped, by their numbers."
     ]
     if hidden := len(outcomes) - len(names):
         notes.append(f"{plural(hidden, 'more outcome')} not shown.")
     if without:
         notes.append(f"{plural(without, 'ranked trial')} stopped nothing.")
+    most = max(1, *(stretch["layer"] for stretch in stretches))
+    scale = sorted({round(most * step / 4) for step in range(5)})
     return Figure(
         name="timeline",
         alt=f"When layers stopped in the {plural(len(names), 'best outcome')} of {total} iterations.",
-        traces=_timeline_traces(pd.DataFrame(stretches)),
-        layout={
-            "barmode": "overlay",
-            "bargap": 0.25,
-            "xaxis": axis("iteration", range=[0, total]),
-            "yaxis": names_axis(names, title="trial · compute saved", autorange="reversed", zeroline=False),
-            "margin": {"t": 70},
-        },
+        traces=[
+            Bars(
+                rows=[s["row"] for s in stretches],
+                begins=[s["begin"] for s in stretches],
+                lengths=[s["end"] - s["begin"] for s in stretches],
+                labels=[s["label"] for s in stretches],
+                colours=["@rest" if s["layer"] < 0 else depth(s["layer"], most + 1) for s in stretches],
+            )
+        ],
+        x=Axis(title="iteration", range=(0, total)),
+        y=names_axis(names, title="trial · compute saved"),
+        swatches={f"up to layer {n}": depth(n, most + 1) for n in scale},
         height=170 + 22 * max(3, len(names)),
         notes=notes,
     )
@@ -93,25 +99,6 @@ def _stretches(events: list[dict[str, Any]], total: int, who: str) -> list[dict[
             name = event.get("name") or f"layer {event['layer']}"
             what = f"stopped through {name} ({event.get('rule', 'stop')}{seen})"
     return found
-
-
-def _timeline_traces(stretches: pd.DataFrame) -> list[dict[str, Any]]:
-    most = max(1, int(stretches["layer"].max()))
-    colours = np.array(["@rest" if layer < 0 else depth(layer, most + 1) for layer in stretches["layer"]])
-    traces = [
-        bars(those["row"].tolist(), those["begin"].tolist(), (those["end"] - those["begin"]).tolist(),
-             those["label"].tolist(), colours[those.index].tolist(), line={"width": 1, "color": "@ground"})
-        for those in (stretches[stretches["layer"] < 0], stretches[stretches["layer"] >= 0])
-    ]  # fmt: skip
-    # The colour scale belongs to a trace without points because Plotly complains about bars with numeric colours.
-    bar = {
-        "title": {"text": "stopped through layer number", "side": "top", "font": {"size": 12}}, "orientation": "h",
-        "thickness": 10, "len": 0.6, "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom", "outlinewidth": 0,
-        "tickformat": "d", "nticks": 6,
-    }  # fmt: skip
-    scale = {"color": [0], "colorscale": "@depth", "cmin": 0, "cmax": most, "showscale": True, "colorbar": bar}
-    empty = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": False}
-    return [*traces, empty | {"marker": scale}]
 
 
 _MAKERS = (

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.formatting import percent, plural, value_text
-from analysis.presentation.figures.figure import Figure, axis, bars, line, names_axis, short
+from analysis.presentation.figures.figure import Axis, Bars, Figure, Points, names_axis, short
 from analysis.presentation.stage_frame import most_visited
 from trainables.quality import ACCURACY, Quality
 from trainables.savings import TRAINING, saved_words
@@ -27,23 +27,23 @@ def stage_tree(frame: pd.DataFrame | None) -> Figure | None:
     lane = {row["stage"]: place for place, row in enumerate(rows)}
     most_saved = max((row["saved"] for row in rows if row["saved"] > 0), default=1.0)
     colours = ["@rest" if pd.isna(row["saved"]) else f"@depth:{row['saved'] / most_saved:.3f}" for row in rows]
-    stages = bars(
-        lane.values(), [row["begin"] for row in rows], [max(row["known_until"] - row["begin"], 1) for row in rows],
-        [_hover(row, saving, quality) for row in rows], colours,
+    stages = Bars(
+        rows=list(lane.values()), begins=[row["begin"] for row in rows], colours=colours,
+        lengths=[max(row["known_until"] - row["begin"], 1) for row in rows],
+        labels=[_label(row, saving, quality) for row in rows],
     )  # fmt: skip
     children = [row for row in rows if row["depth"] > 0]
     gap = float("nan")
-    joints = line(
-        "", [x for row in children for x in (row["begin"], row["begin"], gap)],
-        [y for row in children for y in (lane[row["parent"]], lane[row["stage"]], gap)], (),
-        more={"showlegend": False}, color="@faint", width=1,
+    joints = Points(
+        x=[x for row in children for x in (row["begin"], row["begin"], gap)],
+        y=[y for row in children for y in (lane[row["parent"]], lane[row["stage"]], gap)],
+        colour="@faint", line_width=1,
     )  # fmt: skip
     saved = [(step, lane[row["stage"]]) for row in rows for step in row["checkpoint_steps"]]
-    checkpoints = {
-        "type": "scatter", "mode": "markers", "name": "checkpoint", "hoverinfo": "skip",
-        "x": [step for step, _ in saved], "y": [place + 0.42 for _, place in saved],
-        "marker": {"symbol": "line-ns-open", "color": "@text", "size": 4},
-    }  # fmt: skip
+    checkpoints = Points(
+        name="checkpoint", x=[step for step, _ in saved], y=[place + 0.42 for _, place in saved], symbol="|", size=4,
+        colour="@text",
+    )  # fmt: skip
     trials = len({trial for trials in frame["trials"] for trial in trials})
     notes = [f"One bar a stretch of training. Colour: {saving} by the run that ends in it; grey: none was trained to "
              "the end."]  # fmt: skip
@@ -53,13 +53,8 @@ def stage_tree(frame: pd.DataFrame | None) -> Figure | None:
         name="tree",
         alt=f"Stage tree of {plural(trials, 'trial')}: {plural(len(frame), 'stage')}, shared ones drawn once.",
         traces=[stages, joints, *([checkpoints] if saved else [])],
-        layout={
-            "barmode": "overlay",
-            "bargap": 0.4,
-            "margin": {"l": 260},
-            "xaxis": axis("iteration", range=[0, frame.attrs["total_steps"]]),
-            "yaxis": names_axis([short(_words(row)) for row in rows], autorange="reversed", zeroline=False),
-        },
+        x=Axis(title="iteration", range=(0, frame.attrs["total_steps"])),
+        y=names_axis([short(_words(row)) for row in rows]),
         height=120 + 20 * max(3, len(rows)),
         notes=notes,
     )
@@ -82,7 +77,7 @@ def _words(row: Mapping[Any, Any]) -> str:
     return f"{row['begin']}: {row['action']}" if row["depth"] > 0 else f"{row['action']} {row['root'][:8]}"
 
 
-def _hover(row: Mapping[Any, Any], saving: str, quality: Quality) -> str:
+def _label(row: Mapping[Any, Any], saving: str, quality: Quality) -> str:
     parts = [f"{_words(row)}, to {row['known_until']}", plural(len(row["trials"]), "trial")]
     parts += [] if pd.isna(row["saved"]) else [f"{saving} {percent(row['saved'])}"]
     parts += [] if pd.isna(row[quality.name]) else [f"{quality.name} {value_text(row[quality.name], quality)}"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -19,9 +17,10 @@ import pandas as pd
 from analysis.formatting import allowed_text, drop_words, percent, plural
 from analysis.metrics.ranking import beats_shorter, control_line
 from analysis.metrics.saving import saved_of_one
-from analysis.presentation.figures.figure import Figure, is_one_of, plain, texts
+from analysis.presentation.figures.drawing import svg_of
+from analysis.presentation.figures.figure import Figure, is_one_of, texts
 from analysis.presentation.figures.gradient_noise import shown_trial
-from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT
+from analysis.presentation.figures.palette import DARK, LIGHT
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.report_figures import report_figures
 from analysis.presentation.markdown_report import (
@@ -36,7 +35,6 @@ from analysis.presentation.markdown_report import (
 )
 from analysis.presentation.settings_text import compresses, without_files
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
-from trainables.errors import UserError
 from trainables.savings import TRAINING
 
 #: Most rows that are listed of clusters, of failed trials and of the ranking.
@@ -55,12 +53,12 @@ def _paragraph(text: str, kind: str = "") -> str:
 
 
 def _picture(figure: Figure) -> str:
-    """Return the place in which the page's script draws a figure, with its caption."""
+    """Return a plot with its caption."""
     notes = " ".join(escape(note) for note in figure.notes)
     caption = f"<figcaption>{notes}</figcaption>" if notes else ""
     return (
-        f'<figure><div class="plot" id="plot-{figure.name}" data-figure="{figure.name}" role="img" '
-        f'aria-label="{escape(figure.alt)}" style="height:{figure.height}px"></div>{caption}</figure>'
+        f'<figure><div class="plot" id="plot-{figure.name}" role="img" aria-label="{escape(figure.alt)}" tabindex="0">'
+        f"{svg_of(figure)}</div>{caption}</figure>"
     )
 
 
@@ -296,7 +294,7 @@ def _section(name: str, title: str, inner: str, *, folded: bool) -> str:
 
 
 def report_html(data: ReportData) -> str:
-    """Return a study's whole report as HTML; UserError if plotly is not installed."""
+    """Return a study's whole report as HTML."""
     figures = report_figures(data)
     parts = _sections(data, figures)
     links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in parts)
@@ -308,32 +306,27 @@ def report_html(data: ReportData) -> str:
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 <main id="main" tabindex="-1">{body}</main>""",
         f"{measured} of the validation split unless said otherwise.",
-        figures,
     )
 
 
 def figure_html(title: str, figure: Figure) -> str:
-    """Return a page with one plot; UserError if plotly is not installed."""
+    """Return a page with one plot."""
     body = f"""<header><h1>{escape(title)}</h1></header>
 <main id="main" tabindex="-1">{_picture(figure)}</main>"""
-    return _page(title, body, "", {figure.name: figure})
+    return _page(title, body, "")
 
 
-def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> str:
-    """Return a page as HTML, given its title, the HTML of its body, a note for its footer, and its plots by name.
+def _page(title: str, body: str, note: str) -> str:
+    """Return a page as HTML, given its title, the HTML of its body and a note for its footer.
 
-    The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
-    nothing. Plotly is embedded compressed and runs only after the page has been shown.
+    The content security policy lets a browser run only the page's own script, identified by its hash, and load nothing.
     """
-    plotly, script = _plotly(), _asset("page.js")
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (script, plotly)
-    )
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{digest}'; "
+        "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    colours = {"light": {**LIGHT, "depth": list(DEPTH_LIGHT)}, "dark": {**DARK, "depth": list(DEPTH_DARK)}}
     light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
     return f"""<!doctype html>
 <html lang="en">
@@ -355,36 +348,12 @@ def _page(title: str, body: str, note: str, figures: Mapping[str, Figure]) -> st
 <a class="skip" href="#main">Skip to the report</a>
 {body}
 <footer><p>Made by tune_cac. {escape(note)}</p></footer>
-<script type="application/json" id="figures">{_json({n: f.to_dict() for n, f in figures.items()})}</script>
-<script type="application/json" id="colours">{_json(colours)}</script>
 <script>{script}</script>
-<script type="text/plain" id="plotly">{_packed_plotly()}</script>
 </body>
 </html>
 """
 
 
-def _json(values: Any) -> str:
-    """Return values as JSON that can be embedded in a script element: it neither ends it nor begins a comment."""
-    text = json.dumps(plain(values), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
 @cache
 def _asset(name: str) -> str:
     return files("analysis.presentation.html").joinpath(name).read_text(encoding="utf-8").strip()
-
-
-@cache
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("the report's plots need plotly, which is not installed: pip install plotly") from None
-    # Hint for V8 to compile all functions at once instead of each twice: 10 % less CPU time until the first plot.
-    return "//# allFunctionsCalledOnLoad\n" + str(get_plotlyjs())
-
-
-@cache
-def _packed_plotly() -> str:
-    return base64.b64encode(gzip.compress(_plotly().encode(), mtime=0)).decode()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import HandTree, result_row, write_study
 
-from analysis.presentation.figures.figure import Figure
+from analysis.presentation.figures.figure import Bars, Figure, Points
 from analysis.presentation.figures.stage_tree import MOST_LANES, stage_tree
 from analysis.presentation.stage_frame import action_words, stage_frame, tree_text
 from trainables.config import TrialConfig
@@ -225,9 +225,10 @@ def plot(frame: pd.DataFrame) -> Figure:
 def drawn(frame: pd.DataFrame) -> Counter[str]:
     """The drawn stages: those whose iterations and words a bar has."""
     bars = plot(frame).traces[0]
+    assert isinstance(bars, Bars)
     begins = frame["begin"].fillna(0)
     ends = zip(begins, frame["known_until"], frame["stage"], frame["action"], strict=True)
-    left = Counter(zip(bars["base"], bars["x"], [text.split(", to ")[0] for text in bars["hovertext"]], strict=True))
+    left = Counter(zip(bars.begins, bars.lengths, [text.split(", to ")[0] for text in bars.labels], strict=True))
     found: Counter[str] = Counter()
     for begin, end, stage, action in ends:
         key = next((k for k in left if k[:2] == (begin, end - begin) and action in k[2] and left[k]), None)
@@ -245,9 +246,11 @@ def test_the_plot_has_every_stage_once_and_no_joint_crosses_a_bar(trials: list[t
         frame = a_study(Path(folder) / "s", trials)
     assert drawn(frame) == Counter(frame["stage"])
     bars, joints = plot(frame).traces[:2]
-    spans = list(zip(bars["y"], bars["base"], bars["x"], strict=True))
+    assert isinstance(bars, Bars)
+    assert isinstance(joints, Points)
+    spans = list(zip(bars.rows, bars.begins, bars.lengths, strict=True))
     assert [lane for lane, _, _ in spans] == list(range(len(frame)))
-    for at, upper, lower in zip(joints["x"][::3], joints["y"][::3], joints["y"][1::3], strict=True):
+    for at, upper, lower in zip(joints.x[::3], joints.y[::3], joints.y[1::3], strict=True):
         assert upper < lower
         assert all(not (upper < lane < lower and begin < at < begin + length) for lane, begin, length in spans)
 
@@ -258,9 +261,12 @@ def test_a_large_tree_is_folded_and_checkpoints_are_ticks(tmp_path: Path) -> Non
         checkpoints.put(ROOT, step, b"%d" % step)
     frame = a_study(tmp_path / "s", [(), *(((n % 90, 0),) for n in range(95))], total=400)
     found = plot(frame)
-    assert len(found.traces[0]["x"]) == MOST_LANES
+    bars, _, ticks = found.traces
+    assert isinstance(bars, Bars)
+    assert isinstance(ticks, Points)
+    assert len(bars.lengths) == MOST_LANES
     assert f"{91 - MOST_LANES} more stages not shown." in found.notes
-    assert found.traces[2]["x"] == [0, 10, 20]
+    assert ticks.x == [0, 10, 20]
 
 
 def test_what_a_schedule_begins_is_said_by_the_instances() -> None:

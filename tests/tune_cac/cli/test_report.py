@@ -96,8 +96,8 @@ def test_the_trade_off_as_a_picture(study: Path, tmp_path: Path, capsys: pytest.
     drawn = (tmp_path / "a.svg").read_text()
     texts = set(re.findall(r"<text [^>]*>([^<]+)</text>", drawn))
     assert {"compute saved (%)", "validation accuracy (%)", "trials", "Pareto front", "baseline", "chosen"} <= texts
-    groups = [group for group in drawn.split('<g id="') if group.startswith("PathCollection")]
-    assert [group.count("clip-path=") for group in groups[:4]] == [3, 1, 1, 1]  # those of the legend follow
+    groups = {group.partition('"')[0]: group.count("clip-path=") for group in drawn.split('<g id="')}
+    assert [groups[f"pareto-{place}"] for place in range(4)] == [3, 1, 1, 1]
     main(["report", str(study), "--picture", str(tmp_path / "b.svg")])
     assert (tmp_path / "b.svg").read_text() == drawn
     assert main(["report", str(study), "--picture", "a.jpg"]) == 2

@@ -18,7 +18,7 @@ from studies import result_row
 
 from analysis.io.studies import to_frame
 from analysis.metrics.ranking import best, rank
-from analysis.presentation.figures.figure import Figure
+from analysis.presentation.figures.figure import Bars, Figure, Points
 from analysis.presentation.figures.outcomes import pareto
 from analysis.presentation.figures.palette import DARK, LIGHT
 from analysis.presentation.figures.report_figures import MOST_ROWS, timeline
@@ -57,28 +57,17 @@ def one_trial() -> ReportData:
     return study((0.89, 0.3))
 
 
-def trace(figure: Figure | None, name: str) -> dict[str, Any]:
+def trace(figure: Figure | None, name: str) -> Points:
     """The trace of this name."""
     assert figure is not None
-    (found,) = [trace for trace in figure.traces if trace["name"] == name]
+    (found,) = [trace for trace in figure.traces if isinstance(trace, Points) and trace.name == name]
     return found
 
 
 def places(figure: Figure | None, name: str) -> list[tuple[float, float]]:
     """The points of the trace of this name."""
     found = trace(figure, name)
-    return list(zip(found["x"], found["y"], strict=True))
-
-
-def test_only_text_is_escaped_and_only_for_plotly() -> None:
-    layout = {"annotations": [{"text": "<b>"}], "xaxis": {"ticktext": ["a\nb"], "range": [0, np.float64(1)]}}
-    found = Figure(name="f", alt="", traces=[{"name": "a < b & c", "x": [np.nan], "mode": "a<b"}], layout=layout)
-    assert found.to_dict() == {
-        "data": [{"name": "a &lt; b &amp; c", "x": [None], "mode": "a<b"}],
-        "layout": {"annotations": [{"text": "&lt;b&gt;"}], "xaxis": {"ticktext": ["a<br>b"], "range": [0, 1.0]}},
-        "height": 420,
-    }
-    assert found.traces[0]["name"] == "a < b & c"
+    return list(zip(found.x, found.y, strict=True))
 
 
 class TestPareto:
@@ -89,7 +78,7 @@ class TestPareto:
         assert sorted(places(found, "trials")) == [(20, 85), (30, 89), (40, 88)]
         assert places(found, "Pareto front") == [(0, 90), (30, 89), (40, 88)]
         assert places(found, "chosen") == [(30, 89)]
-        assert found.layout["shapes"][0]["y0"] == pytest.approx(89)
+        assert found.limits == {"allowed accuracy loss": pytest.approx(89)}
         assert found.alt == (
             "Compute saved against validation accuracy of 3 searched trials. The Pareto front has 3 outcomes, "
             "reaching 40.0 % compute saved at 88.00 % accuracy."
@@ -106,21 +95,12 @@ class TestPareto:
 
 def stretches(figure: Figure, row: int) -> list[tuple[int, int, str, str]]:
     """One outcome's stretches: begin, end, colour, hover text."""
-    bars = [
-        (begin, begin + length, str(colour), label)
-        for trace in figure.traces
-        if trace["type"] == "bar"
-        for y, begin, length, colour, label in zip(
-            trace["y"], trace["base"], trace["x"], _each(trace["marker"]["color"], len(trace["x"])),
-            trace["hovertext"], strict=True,
-        )
-        if y == row
-    ]  # fmt: skip
-    return sorted(bars)
-
-
-def _each(value: Any, count: int) -> list[Any]:
-    return value if isinstance(value, list) else [value] * count
+    (found,) = figure.traces
+    assert isinstance(found, Bars)
+    rows = zip(found.rows, found.begins, found.lengths, found.colours, found.labels, strict=True)
+    return sorted(
+        (int(begin), int(begin + length), colour, label) for y, begin, length, colour, label in rows if y == row
+    )
 
 
 class TestTimeline:
@@ -134,8 +114,8 @@ class TestTimeline:
         assert [bar[:3] for bar in bars] == [(0, 20, "@rest"), (20, 50, "@depth:0.000"), (50, 100, "@depth:1.000")]
         assert "stopped through a (start, ratio 0.9000)" in bars[1][3]
         assert "stopped through b (manual)" in bars[2][3]
-        assert found.layout["xaxis"]["range"] == [0, 100]
-        assert found.traces[-1]["marker"]["cmax"] == 3
+        assert found.x.range == (0, 100)
+        assert found.swatches == {f"up to layer {n}": f"@depth:{n / 3:.3f}" for n in range(4)}
 
     @pytest.mark.slow
     @given(st.lists(st.tuples(st.integers(0, 130), st.integers(0, 9)), max_size=6))
@@ -147,7 +127,7 @@ class TestTimeline:
         if found is not None:
             bars = stretches(found, 0)
             assert bars[0][0] == 0
-            assert bars[-1][1] == found.layout["xaxis"]["range"][1]
+            assert bars[-1][1] == found.x.range[1]
             depths = [-1.0 if colour == "@rest" else float(colour.removeprefix("@depth:")) for _, _, colour, _ in bars]
             assert depths == sorted(depths)
             assert all(end == begin for (_, end, *_), (begin, *_) in pairwise(bars))
@@ -156,14 +136,14 @@ class TestTimeline:
         events: list[list[dict[str, Any]]] = [list(self.EVENTS), list(self.EVENTS), []]
         found = timeline(study((0.89, 0.3), (0.89, 0.3), (0.89, 0.0), events=events))
         assert found is not None
-        assert found.layout["yaxis"]["ticktext"] == ["1 +1 · 30.0 %"]
+        assert found.y.names == ["1 +1 · 30.0 %"]
         assert found.notes[1:] == ["1 ranked trial stopped nothing."]
         many = [(0.89, 0.001 * n) for n in range(1, MOST_ROWS + 6)]
         found = timeline(study(*many, events=[[self.EVENTS[0]]] * len(many)))
         assert found is not None
         assert found.notes[1:] == ["5 more outcomes not shown."]
-        assert len(found.layout["yaxis"]["ticktext"]) == MOST_ROWS
-        assert found.layout["yaxis"]["ticktext"][0].endswith("3.5 %")
+        assert len(found.y.names) == MOST_ROWS
+        assert found.y.names[0].endswith("3.5 %")
 
     @pytest.mark.parametrize("text", ["", "[]", None])
     def test_without_events_there_is_no_timeline(self, text: str | None) -> None:
@@ -175,7 +155,7 @@ def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
     """The axis ends at three times the median of what costs more; the note counts what lies left of it."""
     figure = pareto(study((0.89, 0.3), (0.91, -0.5), (0.92, -1.2), (0.93, -250.0), (0.92, -30.0)))
     assert figure is not None
-    low, high = figure.layout["xaxis"]["range"]
+    low, high = figure.x.range
     assert -120.0 > low > -3 * 1560.0 * 1.2
     assert high > 30.0
     assert any(
@@ -183,7 +163,7 @@ def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
     )
     assert (-25_000.0, pytest.approx(93.0)) in places(figure, "trials")
     for outcomes in ([(0.89, 0.3)], [(0.91, -3.0), (0.92, -2.0)], [(0.91, -250.0), (0.92, -240.0)]):
-        assert "range" not in pareto(study(*outcomes)).layout["xaxis"]  # type: ignore[union-attr]
+        assert pareto(study(*outcomes)).x.range is None  # type: ignore[union-attr]
 
 
 # --- sensitivity analysis ---------------------------------------------------------------------------------------------
@@ -195,14 +175,14 @@ def curves(layers: int) -> dict[str, list[tuple[float, float]]]:
 
 def test_a_line_a_layer_in_percent() -> None:
     figure = sensitivity(curves(3), allowed_drop=0.02, pruned="filters")
-    assert [trace["name"] for trace in figure.traces] == ["block.0.conv", "block.1.conv", "block.2.conv"]
-    assert figure.traces[2]["x"] == [0, 50, 95]
-    assert figure.traces[2]["y"] == pytest.approx([90, 88, 10])
-    assert figure.traces[2]["hovertext"][1] == "block.2.conv.weight\n50 % pruned: 88.00 %"
-    assert figure.layout["xaxis"]["title"]["text"] == "filters pruned of one layer (%)"
-    assert figure.layout["yaxis"]["title"]["text"] == "accuracy (%)"
-    assert [shape["y0"] for shape in figure.layout["shapes"]] == pytest.approx([88])
-    assert figure.layout["annotations"][0]["text"] == "allowed accuracy loss (2.00 points)"
+    lines = [trace for trace in figure.traces if isinstance(trace, Points)]
+    assert [line.name for line in lines] == ["block.0.conv", "block.1.conv", "block.2.conv"]
+    assert lines[2].x == [0, 50, 95]
+    assert lines[2].y == pytest.approx([90, 88, 10])
+    assert lines[2].labels[1] == "block.2.conv.weight\n50 % pruned: 88.00 %"
+    assert figure.x.title == "filters pruned of one layer (%)"
+    assert figure.y.title == "accuracy (%)"
+    assert figure.limits == {"allowed accuracy loss (2.00 points)": pytest.approx(88)}
 
 
 # --- contrasts that text and marks need (WCAG 2.2, 1.4.3 and 1.4.11) --------------------------------------------------

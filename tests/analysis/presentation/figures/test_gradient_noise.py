@@ -9,7 +9,7 @@ import pytest
 from gradient_rows import STEPS, statistics, with_gradients
 from report_data import report_data
 
-from analysis.presentation.figures.figure import Figure
+from analysis.presentation.figures.figure import Figure, Points
 from analysis.presentation.figures.gradient_noise import gradient_noise, layer_noise, shown_trial
 
 
@@ -18,21 +18,24 @@ def drawn(figure: Figure | None) -> Figure:
     return figure
 
 
+def points(figure: Figure) -> list[Points]:
+    return [trace for trace in figure.traces if isinstance(trace, Points)]
+
+
 def test_every_trial_has_a_line_of_each_estimator() -> None:
     figure = drawn(gradient_noise(with_gradients(2)))
-    lines = {(t["name"], *t["y"]) for t in figure.traces}
+    lines = {(t.labels[0].split(",")[0], *t.y) for t in points(figure)}
     sgd = {("SGD", *(round(0.4 + 0.1 * place + trial / 100, 6) for place in range(4))) for trial in (1, 2)}
     others = {("gradient_clustering", *(round(y / 2, 6) for y in own)) for _, *own in sgd}
     assert lines == sgd | others
-    assert all(t["x"] == list(STEPS) for t in figure.traces)
-    assert {t["name"]: t["line"]["dash"] for t in figure.traces} == {"SGD": "dash", "gradient_clustering": "solid"}
-    assert [t["name"] for t in figure.traces if t["showlegend"]] == ["SGD", "gradient_clustering"]
+    assert all(t.x == list(STEPS) for t in points(figure))
+    assert {t.name: t.dashed for t in points(figure) if t.name} == {"SGD": True, "gradient_clustering": False}
     assert "SGD 0.415 to 0.715, gradient_clustering 0.208 to 0.358" in figure.alt
 
 
 def test_of_many_trials_mean_and_range_are_drawn() -> None:
     figure = drawn(gradient_noise(with_gradients(9)))
-    sgd = [t["y"] for t in figure.traces if t["name"] == "SGD"]
+    sgd = [t.y for t in points(figure) if t.labels[0].startswith("SGD")]
     assert len(figure.traces) == 6
     for offset, line in zip((0.01, 0.09, 0.05), sgd, strict=True):  # smallest, largest, mean
         assert line == pytest.approx([0.4 + 0.1 * place + offset for place in range(4)])
@@ -44,10 +47,10 @@ def test_layers_are_in_order_at_the_last_measurement() -> None:
     trial = shown_trial(with_gradients(2), statistics(2))
     assert trial is not None
     last = 0.7 + trial / 100
-    assert figure.layout["yaxis"]["ticktext"] == ["a.weight", "b.weight"]
-    points = {t["name"]: (t["y"], t["x"]) for t in figure.traces}
-    assert points["SGD"] == ([0, 1], pytest.approx([last, last - 0.1]))
-    assert points["gradient_clustering"] == ([0, 1], pytest.approx([last / 2, (last - 0.1) / 2]))
+    assert figure.y.names == ["a.weight", "b.weight"]
+    found = {t.name: (t.y, t.x) for t in points(figure)}
+    assert found["SGD"] == ([0, 1], pytest.approx([last, last - 0.1]))
+    assert found["gradient_clustering"] == ([0, 1], pytest.approx([last / 2, (last - 0.1) / 2]))
     assert f"Trial {trial}, at its last measurement (step {STEPS[-1]})" in figure.notes[0]
 
 

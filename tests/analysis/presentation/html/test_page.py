@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import json
 import re
-import sys
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -23,10 +20,10 @@ from gradient_rows import with_gradients
 from report_data import report_data
 
 from analysis.metrics.ranking import SHORTER
+from analysis.presentation.figures.figure import Points
 from analysis.presentation.figures.outcomes import confirmation, pareto
-from analysis.presentation.html import ReportData, page, report_html
+from analysis.presentation.html import ReportData, report_html
 from analysis.presentation.html.page import clusters, first_sentence
-from trainables.errors import UserError
 from tune_cac.cli.report import gather
 from tune_cac.study.study_result import answer
 
@@ -71,11 +68,6 @@ def read() -> Reader:
     return Reader(full())
 
 
-def plotly() -> str:
-    """As the page unpacks it."""
-    return gzip.decompress(base64.b64decode(read().scripts["plotly"])).decode()
-
-
 @pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere() -> None:
     for tag, attrs in read().tags:
@@ -87,12 +79,10 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert "@import" not in style
 
 
-def test_the_policy_allows_the_two_scripts_by_their_content_alone() -> None:
+def test_the_policy_allows_the_script_by_its_content_alone() -> None:
     policy = next(a["content"] for a in read().all("meta") if a.get("http-equiv") == "Content-Security-Policy")
-    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
-    scripts = (read().scripts["code"], plotly())
-    there = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts}
-    assert allowed == there
+    (allowed,) = re.findall(r"'sha256-([^']+)'", policy)
+    assert allowed == base64.b64encode(hashlib.sha256(read().scripts["code"].encode()).digest()).decode()
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-inline" not in policy.split("style-src")[0]
 
@@ -129,14 +119,15 @@ def test_landmarks_names_and_anchors() -> None:
     assert all(attrs["alt"] for attrs in found.all("img"))
 
 
-def test_plotly_is_there_once_and_every_plot_has_its_figure() -> None:
-    assert plotly().count("plotly.js v") == 1
-    assert len(full()) < 2_100_000
-    figures = json.loads(read().scripts["figures"])
-    assert {a["data-figure"] for a in read().all("div") if "data-figure" in a} == set(figures)
-    for name, figure in figures.items():
-        assert figure["data"], name
-        assert figure["layout"]["xaxis"]["title"]["text"], name
+def test_the_page_is_small_and_its_plots_are_in_the_colours_of_the_page() -> None:
+    assert len(full()) < 300_000
+    drawn = re.findall(r"<svg.*?</svg>", full(), re.DOTALL)
+    assert len(drawn) == 4
+    for svg in drawn:
+        assert set(re.findall(r"stroke: (#\w+)", svg)) == set()
+        assert "var(--text)" in svg
+    (tree,) = [svg for svg in drawn if "116.0: stop through conv1.weight" in svg]
+    assert "color-mix(in srgb,var(--depth4) 100%,var(--depth3))" in tree
 
 
 def test_what_is_not_known_has_no_section_or_one_line() -> None:
@@ -179,13 +170,6 @@ def test_text_of_a_study_is_never_markup() -> None:
     assert not [a for a in found.all("img") if not a.get("src", "").startswith("data:")]
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert escape(probe) in html
-
-
-def test_no_plotly_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    page._plotly.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(UserError, match=r"needs? plotly, which is not installed: pip install"):
-        report_html(report_data(3))
 
 
 def cells(html: str) -> list[list[str]]:
@@ -238,14 +222,14 @@ def test_sums_and_layers_of_the_best(data: ReportData) -> None:
 def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> None:
     found = pareto(data)
     assert found is not None
-    traces = {trace["name"]: trace for trace in found.traces}
+    traces = {trace.name: trace for trace in found.traces if isinstance(trace, Points)}
     assert found.alt.startswith("Inference compute saved against validation accuracy of 5 searched trials.")
-    assert sorted(zip(traces["trials"]["x"], traces["trials"]["y"], strict=True)) == sorted(
+    assert sorted(zip(traces["trials"].x, traces["trials"].y, strict=True)) == sorted(
         (100 * inference, pytest.approx(100 * accuracy)) for accuracy, inference, _ in TRIALS
     )
-    assert (traces["chosen"]["x"], traces["Pareto front"]["x"]) == ([70], [0, 20, 50, 60, 70, 90])
+    assert (traces["chosen"].x, traces["Pareto front"].x) == ([70], [0, 20, 50, 60, 70, 90])
     assert "cut dense runs" not in traces  # rivals of training compute alone
-    assert "inference compute saved 70.0 %" in traces["chosen"]["hovertext"][0]
+    assert "inference compute saved 70.0 %" in traces["chosen"].labels[0]
     frame = pd.DataFrame(
         {"candidate": [2], "seeds": [5], "compute_saved": [0.1], "saved": [0.66], "accuracy_drop": [0.001],
          "drop_low": [-0.002], "drop_high": [0.004], "drop_worst": [0.003], "confidence": [0.95], "confirmed": [True]}
@@ -253,12 +237,10 @@ def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> No
     retrained = replace(data, confirmation=frame)
     drawn = confirmation(retrained)
     assert drawn is not None
-    assert "inference compute saved 66.0 %" in drawn.traces[0]["hovertext"][0]
+    assert "inference compute saved 66.0 %" in drawn.traces[0].labels[0]
     html = report_html(retrained)
     assert table_of(html, "Candidates retrained on fresh seeds")[0][2] == "66.0 %"
-    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
-    axes = {name: figure["layout"]["xaxis"]["title"]["text"] for name, figure in figures.items()}
-    assert axes["pareto"] == "inference compute saved (%)"
+    assert found.x.title == "inference compute saved (%)"
 
 
 def test_the_ranking_has_what_its_saving_consists_of(data: ReportData) -> None:

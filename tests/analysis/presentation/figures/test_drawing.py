@@ -1,0 +1,54 @@
+"""A plot as SVG: its labels are at the right marks, its text is text."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from analysis.presentation.figures.drawing import svg_of
+from analysis.presentation.figures.figure import Axis, Bars, Figure, Points
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def titled(figure: Figure) -> list[tuple[ElementTree.Element, str]]:
+    """Elements of the plot with their titles."""
+    root = ElementTree.fromstring(svg_of(figure))
+    found = [(element, element.find(f"{SVG}title")) for element in root.iter()]
+    return [(element, title.text or "") for element, title in found if title is not None]
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("differ", [False, True])
+def test_each_mark_has_its_own_label(count: int, differ: bool) -> None:
+    labels = [f"mark {place}\n<b> $x$ & more" for place in range(count)]
+    places = [float((7 * place) % count) for place in range(count)]
+    sizes = [4.0 + place % 3 for place in range(count)] if differ else 5.0
+    points = Points(name="n", x=places, y=[0.0] * count, labels=labels, colour="@trial", symbol="o", size=sizes)
+    found = titled(Figure(name="f", alt="", traces=[points], x=Axis(title="<x>"), y=Axis()))
+    assert [text for _, text in found] == labels
+    if count > 1:  # from left to right as in the data
+        at = [float(element.get("x") or element.get("d", "").split()[1]) for element, _ in found]
+        assert sorted(range(count), key=at.__getitem__) == sorted(range(count), key=places.__getitem__)
+
+
+def test_bars_and_whole_lines_have_labels_and_gaps_none() -> None:
+    bars = Bars(rows=[0, 1], begins=[0, 5], lengths=[5, 2], labels=["first", "second"], colours=["@rest", "@depth:0.1"])
+    line = Points(x=[0, 1, 2], y=[0, float("nan"), 1], labels=["all of it"], colour="@text", line_width=2)
+    figure = Figure(name="f", alt="", traces=[bars, line], x=Axis(range=(0, 9)), y=Axis(names=["a_b$c$", "d"]))
+    assert [text for _, text in titled(figure)] == ["first", "second", "all of it"]
+    drawn = svg_of(figure)
+    assert ">a_b$c$</text>" in drawn
+    assert "fill: color-mix(in srgb,var(--depth1) 40%,var(--depth0))" in drawn
+
+
+def test_ticks_of_a_logarithmic_axis() -> None:
+    def ticks(low: float, high: float) -> set[str | None]:
+        points = Points(x=[0, 1], y=[low, high], colour="@text", symbol="o")
+        drawn = svg_of(Figure(name="f", alt="", traces=[points], x=Axis(names=["", ""]), y=Axis(logarithmic=True)))
+        return {text.text for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")}
+
+    assert {"0.01", "0.02", "0.05", "0.1"} <= ticks(0.009, 0.11)
+    assert {"0.01", "1"} <= ticks(0.001, 1000)
+    assert "0.02" not in ticks(0.001, 1000)
