@@ -212,6 +212,8 @@ class GradientSkip(SkippingStep):
             if budget_bytes is None:
                 budget_bytes = psutil.virtual_memory().available // 5
             self._cache = ForwardCache(self._given_model, budget_bytes=budget_bytes)
+            if self.step_record is not None:
+                self._cache.on_read = self.step_record.read
         return self._cache.over(batches)
 
     # --- state ------------------------------------------------------------------------------------------------------

@@ -312,6 +312,7 @@ class ForwardCache:
         self.misses = 0  # rows of training computed so far because they were not in the cache
         compiled = [part for part in model.modules() if hasattr(part, "_orig_mod")]
         self._is_compiled, self._entry = bool(compiled), (compiled or [self.model])[0]
+        self.on_read: Callable[[], None] | None = None  # called before a training pass that computes no prefix
         self._running: _Pass | None = None
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
         self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
@@ -440,6 +441,8 @@ class ForwardCache:
         if now is None:
             return forward(*args, **kwargs)
         self._running = now
+        if self.on_read is not None and now.kind.is_training and not now.computes:
+            self.on_read()
         try:
             with self._replaced(now):
                 result = forward(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from prefix_caches import one_warning
 from residual_factory import COUNT, Augmented, Network, data
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 
 import tune_cac as cac
 from trainables.errors import UserError
@@ -26,8 +28,10 @@ from trainables.gradskip.settings import Settings
 STOP = Settings(stop_layer_num=(9,), stop_layer_itr=(4,), prefix_mode="eval")
 
 
-def train(dataset: Any, *, cached: bool, epochs: int = 4) -> tuple[list[Tensor], list[float], Any]:
-    """A plain script, which also averages its weights over copies of the model."""
+def train(
+    dataset: Any, *, cached: bool, epochs: int = 4, counter: AbstractContextManager[Any] | None = None
+) -> tuple[list[Tensor], list[float], Any]:
+    """A plain script, which also averages its weights over copies of the model; its passes run inside of `counter`."""
     torch.manual_seed(0)
     model = Network()
     optimizer = cac.gradskip.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), STOP, model=model)
@@ -40,9 +44,10 @@ def train(dataset: Any, *, cached: bool, epochs: int = 4) -> tuple[list[Tensor],
     for _ in range(epochs):
         model.train()
         for x, y in over(DataLoader(dataset, batch_size=16, shuffle=True)):
-            loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
-            loss.backward()
+            with counter or nullcontext():
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
             optimizer.step()
             for mine, new in zip(average.parameters(), copy.deepcopy(model).parameters(), strict=True):
                 mine.data.lerp_(new.data, 0.1)
@@ -64,15 +69,40 @@ def test_it_trains_and_evaluates_as_without_bit_for_bit() -> None:
     assert math.isclose(cache.budget_bytes, psutil.virtual_memory().available / 5, rel_tol=0.5)
 
 
-def test_flops_are_counted_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
-    found = []
+class Counted(AbstractContextManager[None]):
+    """Torch's counter over each pass but the first, in which a cache looks at the model without any mode."""
+
+    def __init__(self) -> None:
+        self.flops: list[int] = []
+        self._mode: FlopCounterMode | None = None
+
+    def __enter__(self) -> None:
+        if self._mode is not None:
+            self._mode.__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*args)
+            self.flops.append(self._mode.get_total_flops())
+        self._mode = FlopCounterMode(display=False)
+
+
+def test_flops_are_counted_as_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is executed equals torch's counter over every pass; the dense run is that without a cache."""
+    executed, found = [], []
     for cached in (False, True):
-        monkeypatch.setattr(process_record, "_PROCESS", process_record.ProcessRecord())
-        train(data(), cached=cached)
-        found.append({k: v for k, v in summary_of(process_record._PROCESS).items() if "flops" in k})
-        end_counting(process_record._PROCESS)
-    assert found[0] == found[1]
+        with monkeypatch.context() as inside:
+            inside.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
+            inside.setattr(process_record, "_PROCESS", process_record.ProcessRecord())
+            train(data(), cached=cached)
+            found.append(summary_of(process_record._PROCESS))
+            end_counting(process_record._PROCESS)
+        train(data(), cached=cached, counter=(counter := Counted()))
+        executed.append(counter.flops[0] + sum(counter.flops))  # the first two passes are alike
+    assert [one["forward_flops"] + one["backward_flops"] for one in found] == executed
+    assert executed[1] < executed[0]
+    names = ("backward_flops", "dense_flops", "dense_backward_flops", "sizes")
+    assert [found[0][name] for name in names] == [found[1][name] for name in names]
 
 
 def test_augmentation_switches_off_and_trains_as_without() -> None:

@@ -1,7 +1,8 @@
 """Sizes of the inputs of a script's training steps, by which the FLOPs of steps that are not measured follow.
 
 For a call with inputs of N numbers for B samples, n = N and q = N^2 / B; a step has the sums over its c calls. A matrix
-product is linear in n, attention over the length of a sequence in q.
+product is linear in n, attention over the length of a sequence in q. Of r of its calls a forward cache had the
+prefix's outputs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from trainables.gradskip.execution_order import ForwardHook, in_backward
 from trainables.gradskip.numbering import is_compiled
 from trainables.workloads.batch_structure import tensors_in
 
-#: A step's (c, n, q); none: the model's calls are not seen.
-Size = tuple[int, int, int] | tuple[()]
+#: A step's (c, n, q, r); none: the model's calls are not seen.
+Size = tuple[int, int, int, int] | tuple[()]
 
 
 class InputSizes:
@@ -27,7 +28,7 @@ class InputSizes:
     def __init__(self, on_first_call: Callable[[Size], None]) -> None:
         self._on_first_call = on_first_call
         self._hook: ForwardHook | None = None
-        self._sums = (0, 0, 0)
+        self._sums = (0, 0, 0, 0)
 
     def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> None:
         """Watch the model that has these parameters; none where it is compiled, or not found."""
@@ -42,14 +43,21 @@ class InputSizes:
         found = [tensor for tensor in tensors_in((*args, kwargs)) if tensor.dim()]
         numbers = sum(tensor.numel() for tensor in found)
         squares = sum(tensor.numel() ** 2 // max(1, len(tensor)) for tensor in found)
-        calls, n, q = self._sums
-        self._sums = (calls + 1, n + numbers, q + squares)
+        calls, n, q, reads = self._sums
+        self._sums = (calls + 1, n + numbers, q + squares, reads)
         if not calls:
+            self._on_first_call(self._sums)
+
+    def read(self) -> None:
+        """Note, before anything of the latest call was computed, that its prefix's outputs come from a cache."""
+        calls, n, q, reads = self._sums
+        self._sums = (calls, n, q, reads + 1)
+        if calls == 1:
             self._on_first_call(self._sums)
 
     def take(self) -> Size:
         """Return the size of what was called since the last time."""
-        found, self._sums = self._sums, (0, 0, 0)
+        found, self._sums = self._sums, (0, 0, 0, 0)
         return found if found[0] else ()
 
 
@@ -68,9 +76,9 @@ def _owner(parameters: Sequence[Tensor]) -> nn.Module | None:
 def fitted(known: Mapping[Size, float], size: Size) -> float:
     """Return the FLOPs of a step of a size, from those of others: linear in c, n and q, by relative least squares.
 
-    >>> round(fitted({(1, 10, 100): 120.0, (1, 20, 400): 440.0}, (1, 40, 1600)))
+    >>> round(fitted({(1, 10, 100, 0): 120.0, (1, 20, 400, 0): 440.0}, (1, 40, 1600, 0)))
     1680
-    >>> fitted({(1, 10, 100): 120.0}, (1, 20, 400))
+    >>> fitted({(1, 10, 100, 0): 120.0}, (1, 20, 400, 0))
     240.0
     """
     if size in known:

@@ -229,7 +229,8 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
 
 # --- Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure
 # The median of the measured steps of a size of inputs stands for all of that size; what others cost is fitted
-# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share.
+# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share; a forward
+# cache changes the forward pass of steps that read from it, alike in a stretch.
 
 #: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
 #: without `torch.no_grad()`.
@@ -258,40 +259,49 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
     ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
     """
-    forward = _medians((s.sizes, s.forward_flops) for s in stretches)
+    whole_forward = {size: flops for size, flops in _medians(stretches, "forward_flops").items() if not _reads(size)}
     measured = [s for s in stretches if s.backward_flops]
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
-    dense = _medians((s.sizes, s.backward_flops) for s in measured if s.dense == seen.dense and (s.dense or s is seen))
-    names = ("forward_flops", "backward_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes")
+    alike = [s for s in measured if s.dense == seen.dense and (s.dense or s is seen)]
+    dense = _medians(alike, "backward_flops")
+    names = (
+        "forward_flops", "backward_flops", "dense_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes"
+    )  # fmt: skip
     totals = dict.fromkeys(names, 0.0)
     for stretch in stretches:
         if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
             seen = stretch
-        own = _medians([(seen.sizes, seen.backward_flops)])
+        own, own_forward = _medians([seen], "backward_flops"), _medians([seen], "forward_flops")
+        reading = {size: flops for size, flops in own_forward.items() if _reads(size)}
         whole = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / whole if whole else 0.0
         for size, count in stretch.counts.items():
-            full = fitted(dense, size)
-            totals["forward_flops"] += count * fitted(forward, size)
+            computing = (*size[:3], 0) if size else ()
+            full, forward = fitted(dense, computing), fitted(whole_forward, computing)
+            totals["forward_flops"] += count * (fitted(reading, size) if reading and _reads(size) else forward)
+            totals["dense_flops"] += count * (forward + full)
             totals["dense_backward_flops"] += count * full
-            totals["backward_flops"] += count * (own[size] if size in own else share * full)
+            totals["backward_flops"] += count * next((own[s] for s in (size, computing) if s in own), share * full)
         totals["gradient_bytes"] += stretch.steps * seen.gradient_bytes
         totals["optimizer_bytes"] += stretch.steps * seen.optimizer_bytes
-    rounded = {name: round(value) for name, value in totals.items()}
     return {
         "steps": sum(stretch.steps for stretch in stretches),
         "measured_steps": sum(len(stretch.sizes) for stretch in stretches),
-        **rounded,
-        "dense_flops": rounded["forward_flops"] + rounded["dense_backward_flops"],
+        **{name: round(value) for name, value in totals.items()},
     }
 
 
-def _medians(measured: Iterable[tuple[Sequence[Size], Sequence[int]]]) -> dict[Size, float]:
+def _medians(stretches: Iterable[Stretch], name: str) -> dict[Size, float]:
     found: dict[Size, list[int]] = {}
-    for sizes, flops in measured:
-        for size, one in zip(sizes, flops, strict=True):
-            found.setdefault(size, []).append(one)
+    for stretch in stretches:
+        for size, flops in zip(stretch.sizes, getattr(stretch, name), strict=True):
+            found.setdefault(size, []).append(flops)
     return {size: float(median_low(values[:LOOKS])) for size, values in found.items()}
+
+
+def _reads(size: Size) -> int:
+    """Return how many of a step's calls read from a cache."""
+    return sum(size[3:])
 
 
 # --- The steps of one optimizer, and those of all optimizers of the process -----------------------------------------
@@ -350,6 +360,10 @@ class StepRecord:
             return False
         self._begun_with.add(size)
         return True
+
+    def read(self) -> None:
+        """Note that the model's latest call reads the outputs of its prefix from a forward cache."""
+        self._process.inputs.read()
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._process.stepping = True
@@ -513,7 +527,9 @@ class ProcessRecord:
             **{name: processes * sum(t[name] for t in totals) for name in totals[0]},
             "steps": sum(t["steps"] for t in totals),
             "measured_steps": sum(t["measured_steps"] for t in totals),
-            "sizes": len({size for record in self.records for stretch in record.stretches for size in stretch.counts}),
+            "sizes": len(
+                {size[:3] for record in self.records for stretch in record.stretches for size in stretch.counts}
+            ),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,
