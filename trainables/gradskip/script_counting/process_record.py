@@ -229,8 +229,8 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
 
 # --- Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure
 # The median of the measured steps of a size of inputs stands for all of that size; what others cost is fitted
-# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share; a forward
-# cache changes the forward pass of steps that read from it, alike in a stretch.
+# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share. Steps
+# that read from a forward cache have a forward pass of their own, alike in a stretch.
 
 #: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
 #: without `torch.no_grad()`.
