@@ -13,13 +13,15 @@ sync      synchronizing calls of the optimizer in 40 steps with a decision each 
 compile   seconds of the first step and of those behind a stop, graphs, largest difference of losses to eager ones
 correct   stopped weights still, a resumed run equal bit for bit, replayed savings equal to executed ones
 recipe    `recipe.py`, every item of the training recipe
-search    time of a search of digits, 1, 2 and 4 trials at a time, over that of the executed steps in a plain loop
+search    time of searches beyond that of a single trial, 1, 2 and 4 trials at a time, over the executed steps in a
+          plain loop: of digits, and how many layers of a ResNet-18 to freeze (`fine_tuned`)
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import random
 import subprocess
 import sys
@@ -28,16 +30,18 @@ import time
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from machine import header, now, spread
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from trainings import last_row
 
+from trainables.config import TrialConfig
 from trainables.gradskip import SGD, AdamW, Settings
 
 #: Shares of the tensors that are stopped, in the order in which the model runs.
@@ -249,7 +253,6 @@ def correct(device: str, *, tiny: bool) -> None:
     """Check what has to be equal on this device."""
     from analysis.trace_replay.replay_frame import replay
     from analysis.trace_replay.traces import read_trace
-    from trainables.config import TrialConfig
     from trainables.stage_tree.shared_run import SharedRun, Sharing
     from trainables.training.run import TrainingRun
     from tune_cac.tuning.baseline import completed
@@ -288,29 +291,76 @@ def recipe(device: str, *, tiny: bool) -> None:
     subprocess.run([sys.executable, str(script), "--device", device, *size], check=True)
 
 
+def fine_tuned(images: int = 1_000, px: int = 96, width: int = 64, epochs: int = 6) -> dict[str, Any]:
+    """Return a ResNet-18 on enlarged digits: as costly as the fine-tuning of a pretrained one, without its weights."""
+    from sklearn.datasets import load_digits
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    data = load_digits()
+    inputs = nn.functional.interpolate(torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1, size=(px, px))
+    samples = TensorDataset(inputs[: images + 600], torch.tensor(data.target)[: images + 600])
+    widths = [width * 2**stage for stage in range(4)]
+    config = ResNetConfig(
+        num_channels=1, embedding_size=width, hidden_sizes=widths, depths=[2] * 4, layer_type="basic", num_labels=10
+    )
+    return {
+        "model": lambda: ResNetForImageClassification(config),
+        "train": DataLoader(Subset(samples, range(images)), batch_size=50, shuffle=True),
+        "validation": DataLoader(Subset(samples, range(images, images + 300)), batch_size=100),
+        "test": DataLoader(Subset(samples, range(images + 300, images + 600)), batch_size=100),
+        "loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]).logits, batch[1]),
+        "evaluate": lambda model, batches, _: fmean(
+            hit for x, y in batches for hit in (model(x).logits.argmax(1) == y).tolist()
+        ),
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=5e-4),
+        "epochs": epochs,
+    }
+
+
+def searched(dense: TrialConfig, space: str, trials: int, at_a_time: int) -> tuple[float, float]:
+    """Return seconds and full trainings of a search of so many trials for a training."""
+    import analysis
+
+    options = [word for option in dense.workload_options or () for word in ("--option", option)]
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.perf_counter()
+        command = [
+            "search", "--space", space, "--workload", dense.workload, "--trials", str(trials), "--epochs",
+            str(dense.epochs), "--seeds", "1", "--no-controls", "--name", "study", "--device", dense.device,
+            "--concurrency", str(at_a_time), *options,
+        ]  # fmt: skip
+        here = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        subprocess.run(
+            [sys.executable, "-m", "tune_cac", *command], cwd=folder, check=True, capture_output=True, env=here
+        )
+        took = time.perf_counter() - begun
+        return took, analysis.search_cost(analysis.load(f"{folder}/results/study")).dense_equivalents
+
+
 def search(device: str, *, tiny: bool) -> None:
-    """Print what a search takes over the steps that it executes."""
+    """Print what searches take over the steps that they execute."""
     if importlib.util.find_spec("ray") is None:
         print("search: not measured, Ray is not installed")
         return
-    import analysis
-    from trainables.config import TrialConfig
-
-    epochs = 3 if tiny else 30
-    dense = TrialConfig(method="none", epochs=epochs, device=device)
-    alone_s = [last_row(dense)["train_time_s"] for _ in range(2)][-1]  # the first warms up
-    with tempfile.TemporaryDirectory() as folder:
+    for space, dense in (
+        ("auto_thresholds", TrialConfig(epochs=3 if tiny else 30)),
+        (
+            "frozen_prefix",
+            TrialConfig(
+                workload="gpu:fine_tuned", epochs=2 if tiny else 6,
+                workload_options=("images=50", "px=16", "width=8") if tiny else (),
+            ),
+        ),
+    ):  # fmt: skip
+        dense = replace(dense, method="none", device=device)
+        alone_s = [last_row(dense)["train_time_s"] for _ in range(2)][-1]  # the first warms up
+        first_s, first = searched(dense, space, 1, 1)
         for at_a_time in (1,) if tiny else (1, 2, 4):
-            name, begun = f"n{at_a_time}", time.perf_counter()
-            command = f"search --trials {2 if tiny else 12} --epochs {epochs} --seeds 1 --no-controls --name {name}"
-            own = ["--device", device, "--concurrency", str(at_a_time)]
-            subprocess.run([sys.executable, "-m", "tune_cac", *command.split(), *own], cwd=folder, check=True,
-                           capture_output=True)  # fmt: skip
-            took = time.perf_counter() - begun
-            cost = analysis.search_cost(analysis.load(f"{folder}/results/{name}")).dense_equivalents
+            took, cost = searched(dense, space, 3 if tiny else 12, at_a_time)
+            ratio = f"{(took - first_s) / (cost - first) / alone_s:.2f}" if cost > first else "-"
             print(
-                f"search of digits, {at_a_time} at a time: {took:.1f} s, {cost:.2f} full trainings of "
-                f"{alone_s:.2f} s: {took / cost / alone_s:.2f} times a plain loop, start and end included",
+                f"search of {dense.workload}, {at_a_time} at a time: {took:.1f} s, {first_s:.1f} s with one trial; "
+                f"{cost:.2f} full trainings of {alone_s:.2f} s: beyond the first {ratio} times a plain loop",
                 flush=True,
             )
 

@@ -27,7 +27,7 @@ GONE = {
     **dict.fromkeys(("latex", "markdown"), "the study's report.md has the table"),
     **dict.fromkeys(
         ("--png", "--svg", "--html"),
-        "report writes a page with all pictures, and the button at the top of each saves it as SVG",
+        "report writes a page with all pictures, and with --picture FILE the trade-off as .svg, .png or .pdf",
     ),
     **dict.fromkeys(
         ("auto_thresholds_by_network", "gradskip_by_network"),

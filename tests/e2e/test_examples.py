@@ -246,13 +246,24 @@ def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path)
 def test_models_of_transformers_get_smaller_files(
     model: str, schedule: str, control: list[str], share: float, tmp_path: Path
 ) -> None:
-    """Pruned, thinned, fine-tuned and exported; the control has as many multiplications."""
+    """Trained, pruned, thinned, fine-tuned and exported; the control has as many multiplications."""
     shutil.copy(example("smaller_models.py"), tmp_path)
     shutil.copy(EXAMPLES / f"{schedule}.yaml", tmp_path)
     tune_cac, trained = (sys.executable, "-m", "tune_cac"), ("--epochs", "13", "--save")
     work = ("trial", "--workload", f"smaller_models:{model}")
     assert all(option in documentation("smaller_models.py") for option in (" ".join(work), *control))
-    run(tmp_path, *tune_cac, *work, "--schedule", f"{schedule}.yaml", *trained, "pruned.pt")
+    run(tmp_path, *tune_cac, *work, "--epochs", "2", "--method", "none", "--save", "dense.pt")
+    run(
+        tmp_path,
+        *tune_cac,
+        *work,
+        "--option",
+        "weights=dense.pt",
+        "--schedule",
+        f"{schedule}.yaml",
+        *trained,
+        "pruned.pt",
+    )
     options = [word for option in control for word in ("--option", option)]
     run(tmp_path, *tune_cac, *work, *options, "--method", "none", *trained, "control.pt")
     macs = {}

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradient_rows import with_gradients
 from playwright.sync_api import Browser, Page
 from report_data import LAYERS, report_data, stages
+from report_data import confirmation as confirmation_of
 
-from analysis.presentation.html import ReportData, report_html
+from analysis.presentation.figures.sensitivity import sensitivity
+from analysis.presentation.html import ReportData, figure_html, report_html
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +72,47 @@ def test_a_mark_shows_its_label_at_the_pointer_and_no_other_does(open_page: Open
     assert 0 <= box["x"] <= 1200 - box["width"]
     page.locator("h1").hover()
     assert not tip.is_visible()
+
+
+def test_hollow_marks_and_thin_lines_are_met_and_the_tip_is_beside_the_pointer(open_page: Open) -> None:
+    page = open_page(replace(with_gradients(9), confirmation=confirmation_of(report_data(12).ranking)))
+    unfold(page)
+    tip = page.locator(".tip")
+    for mark in page.locator("#plot-layer_noise [data-label], #plot-confirmation [data-label]").all():
+        mark.scroll_into_view_if_needed()
+        box = mark.bounding_box()
+        assert box is not None
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(x, y)
+        assert tip.inner_text() == mark.get_attribute("data-label")
+        shown = tip.bounding_box()
+        assert shown is not None
+        assert 0 < y - shown["y"] - shown["height"] < 20
+        assert abs(shown["x"] - x) < 20 or shown["x"] + shown["width"] > 1180
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    middle = """() => {
+        const line = [...document.querySelectorAll('#plot-gradient_noise path[data-label]')][0];
+        line.scrollIntoView({block: 'center', behavior: 'instant'});
+        const p = line.getPointAtLength(line.getTotalLength() * 0.4).matrixTransform(line.getScreenCTM());
+        return [p.x, p.y];
+    }"""
+    x, y = page.evaluate(middle)
+    page.mouse.move(x, y + 3)
+    assert tip.inner_text() == "SGD, smallest"
+    page.mouse.wheel(0, 10)
+    tip.wait_for(state="hidden")
+
+
+def test_a_legend_of_long_names_is_inside_the_picture(chromium: Browser, tmp_path: Path) -> None:
+    names = [f"bert.encoder.layer.{n}.attention.self.query.weight" for n in range(8)]
+    figure = sensitivity({name: [(0.0, 0.9), (0.5, 0.8)] for name in names}, allowed_drop=0.01)
+    (file := tmp_path / "page.html").write_text(figure_html("long", figure), encoding="utf-8")
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(file.as_uri())
+    ends = page.evaluate("[...document.querySelectorAll('svg text')].map(e => e.getBoundingClientRect().right)")
+    assert max(ends) < page.evaluate("document.querySelector('svg').getBoundingClientRect().right")
+    page.close()
 
 
 def test_a_link_unfolds_its_section(open_page: Open) -> None:

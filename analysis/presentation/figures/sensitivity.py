@@ -38,6 +38,6 @@ def sensitivity(
         limits = {f"allowed {drop_words(quality)} ({drop_text(amount, quality)})": lowest}
     alt = f"{quality.name} against the share pruned of each of {len(curves)} layers alone."
     notes = ["Colours go from the first layer to the last. Point at a mark to see its layer."]
-    x = Axis(title=f"{pruned} pruned of one layer (%)")
+    x = Axis(title=f"{pruned} pruned of one layer (%)", range=(0, 100))
     y = Axis(title=axis_words(quality).removeprefix("validation "))
     return Figure(name="sensitivity", alt=alt, traces=traces, x=x, y=y, limits=limits, height=480, notes=notes)

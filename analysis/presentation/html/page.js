@@ -38,10 +38,15 @@
     tip.hidden = !mark;
     if (!mark) return;
     tip.textContent = mark.dataset.label;
+    tip.style.left = tip.style.top = "0"; // where it has its full width
     const { width, height } = tip.getBoundingClientRect();
     const right = document.documentElement.clientWidth - width - 8;
     const above = event.clientY - height - 12;
     tip.style.left = `${Math.max(8, Math.min(right, event.clientX + 12))}px`;
     tip.style.top = `${above > 8 ? above : event.clientY + 16}px`;
   });
+  const hide = () => { tip.hidden = true; };
+  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  document.documentElement.addEventListener("pointerleave", hide);
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 })();

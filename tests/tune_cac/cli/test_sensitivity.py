@@ -61,7 +61,7 @@ def test_it_trains_analyses_and_proposes(tmp_path: Path, capsys: pytest.CaptureF
     assert pruner.pop("class") == "SensitivityPruner"
     proposed = PRUNERS["SensitivityPruner"](**pruner)
     assert list(proposed.model_dump()["sensitivities"]) == LAYERS
-    assert 'data-figure="sensitivity"' in (folder / "sensitivity.html").read_text()
+    assert 'id="plot-sensitivity"' in (folder / "sensitivity.html").read_text()
     assert out.splitlines()[-3:] == [
         f"Accuracies: {folder / 'sensitivity.csv'}",
         f"Picture: {folder / 'sensitivity.html'}",
