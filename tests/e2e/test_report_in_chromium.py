@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gradient_rows import with_gradients
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 from report_data import LAYERS, report_data, stages
 from report_data import confirmation as confirmation_of
 
@@ -60,11 +60,18 @@ def unfold(page: Page) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(element => { element.open = true; })")
 
 
+def come_to(page: Page, mark: Locator) -> None:
+    """Scroll to a mark, and wait until the page has heard of it, for that hides the tip."""
+    mark.scroll_into_view_if_needed()
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def test_a_mark_shows_its_label_at_the_pointer_and_no_other_does(open_page: Open) -> None:
     page = open_page()
     tip = page.locator(".tip")
     assert not tip.is_visible()
     chosen = page.locator("#plot-pareto [data-label]").last
+    come_to(page, chosen)
     chosen.hover()
     assert tip.inner_text().startswith(f"trial {usual()[0].best['trial']}")  # type: ignore[index]
     box = tip.bounding_box()
@@ -79,7 +86,7 @@ def test_hollow_marks_and_thin_lines_are_met_and_the_tip_is_beside_the_pointer(o
     unfold(page)
     tip = page.locator(".tip")
     for mark in page.locator("#plot-layer_noise [data-label], #plot-confirmation [data-label]").all():
-        mark.scroll_into_view_if_needed()
+        come_to(page, mark)
         box = mark.bounding_box()
         assert box is not None
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -91,9 +98,9 @@ def test_hollow_marks_and_thin_lines_are_met_and_the_tip_is_beside_the_pointer(o
         assert abs(shown["x"] - x) < 20 or shown["x"] + shown["width"] > 1180
     page.keyboard.press("Escape")
     assert not tip.is_visible()
+    come_to(page, page.locator("#plot-gradient_noise path[data-label]").first)
     middle = """() => {
-        const line = [...document.querySelectorAll('#plot-gradient_noise path[data-label]')][0];
-        line.scrollIntoView({block: 'center', behavior: 'instant'});
+        const line = document.querySelector('#plot-gradient_noise path[data-label]');
         const p = line.getPointAtLength(line.getTotalLength() * 0.4).matrixTransform(line.getScreenCTM());
         return [p.x, p.y];
     }"""
@@ -196,7 +203,8 @@ def test_no_text_of_a_study_runs(open_page: Open) -> None:
     unfold(page)
     assert page.locator("h1").inner_text().split() == probe.split()
     for plot in ("pareto", "timeline", "tree"):
-        page.locator(f"#plot-{plot} [data-label]").last.hover()
+        come_to(page, mark := page.locator(f"#plot-{plot} [data-label]").last)
+        mark.hover()
     assert probe.split()[0] in page.locator(".tip").inner_text()
     assert "<script" in page.locator("#plot-tree").text_content()
     assert page.evaluate("window.ran") is None

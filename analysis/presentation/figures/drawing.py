@@ -122,11 +122,12 @@ def _drawn(figure: Figure, width: int) -> Iterator[tuple[Picture, dict[str, Sequ
         axes.spines[["top", "right"]].set_visible(False)
         entries |= {name: [Patch(color=_colour(colour))] for name, colour in figure.swatches.items()}
         if entries:
-            column = _SYMBOL_WIDTH + _LETTER_WIDTH * max(map(len, entries))
+            widths = [_SYMBOL_WIDTH + _LETTER_WIDTH * len(name) for name in entries]
+            beside = len(entries) if sum(widths) <= width else max(1, int(width / max(widths)))
             combined: list[Any] = [tuple(handles) for handles in entries.values()]
             picture.legend(
                 combined, [f" {name}" if name.startswith("_") else name for name in entries],  # which it leaves out
-                loc="outside upper left", ncols=min(len(entries), max(1, int(width / column))), frameon=False,
+                loc="outside upper left", ncols=beside, frameon=False,
             )  # fmt: skip
         yield picture, labels
 
