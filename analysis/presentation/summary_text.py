@@ -262,8 +262,20 @@ def what_to_train(best: pd.Series) -> str:
         parts.append(begin)
     if not parts or method not in ("none", "gradskip" if named else "none"):
         parts.append(f"take the settings of trial {best['trial']}")
+    elif named:
+        parts[-1] += " in evaluation mode" if str(best.get("CAC_PREFIX_MODE")) == "eval" else ""
+        held, factor = whole_run(best)
+        further = ["all norms held"] if held else []
+        further += [] if factor == 1 else [f"{factor:g} times the learning rate"]
+        parts[-1] += f", with {' and '.join(further)}" if further else ""
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}"
+
+
+def whole_run(row: pd.Series) -> tuple[bool, float]:
+    """Return whether all norms hold from the first step on, and the factor of the learning rates."""
+    factor = number_of(row, "CAC_LR_FACTOR")
+    return str(row.get("CAC_NORM_STATISTICS")) == "hold_all", 1.0 if math.isnan(factor) else factor
 
 
 class DropWords:

@@ -14,7 +14,7 @@ from analysis.metrics.over_seeds import CONFIDENCE
 from analysis.metrics.saving import quality_of
 from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import cut_words
-from analysis.presentation.summary_text import DropWords, searched_options, settings_text
+from analysis.presentation.summary_text import DropWords, searched_options, settings_text, whole_run
 from trainables.savings import SAVED
 
 #: Rows, and characters that the words of a setting have at most and, where they are shown, at least.
@@ -29,23 +29,31 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
     >>> event = '[{"iteration": 144, "name": "encoder.layer.0.output.dense.weight"}]'
     >>> setting_words(pd.Series({**one, "stop_events": event}), 22)
     '24 ep, ….dense by 144'
+    >>> setting_words(pd.Series({**one, "stop_events": event.replace("144", "0"), "CAC_LR_FACTOR": 2.0}))
+    '24 ep, ….dense frozen, lr x2'
+    >>> setting_words(pd.Series({**one, "CAC_NORM_STATISTICS": "hold_all"}))
+    '24 ep, dense, held'
     """
     events = stop_events(row.get("stop_events"))
     begin = "".join(
         f"{part}, " for part in (f"{int(row['epochs'])} ep" if cut_words(row) else "", searched_options(row)) if part
     )
+    held, factor = whole_run(row)
+    alike = f"{', held' if held else ''}{'' if factor == 1 else f', lr x{factor:g}'}"
     if str(row["method"]) == "none":
         text = f"{begin}{'baseline' if row['role'] == 'baseline' else 'dense'}"
     elif row["role"] == "published":
         text = "published settings"
     elif str(row["method"]) == "gradskip" and events and events[-1].get("name"):
         name, when = str(events[-1]["name"]).removesuffix(".weight").removesuffix(".bias"), events[-1]["iteration"]
-        end = " frozen" if when <= 0 else f" by {when}"
+        end = f"{' frozen' if when <= 0 else f' by {when}'}{alike}"
         room = most - len(begin) - len(end)
         while len(name) > room and "." in name.removeprefix("…."):
             name = "…." + name.removeprefix("….").partition(".")[2]
         name = name if len(name) <= room else f"…{name[len(name) - max(room - 1, 0) :]}"
         text = f"{begin}{name}{end}"
+    elif str(row["method"]) == "gradskip" and not events and alike:
+        text = f"{begin}dense{alike}"
     else:
         text = settings_text(row)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)

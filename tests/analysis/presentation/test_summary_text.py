@@ -174,6 +174,23 @@ def test_a_setting_is_compared_with_the_dense_run_cut_to_its_compute_on_the_same
         ([], {"epochs": 15, "of_epochs": 30}, "Train 15 of 30 epochs and take the settings of trial 1"),
         ([], {"epochs": 15, "of_epochs": 30, "method": "none"}, "Train 15 of 30 epochs"),
         ([(0, "a")], {"method": "gradskip+compression"}, "Freeze all up to a and take the settings of trial 1"),
+        ([(0, "a")], {"CAC_PREFIX_MODE": "eval"}, "Freeze all up to a in evaluation mode"),
+        (
+            [(0, "a")],
+            {"CAC_LR_FACTOR": 1.0, "CAC_NORM_STATISTICS": "go_on", "CAC_PREFIX_MODE": "train"},
+            "Freeze all up to a",
+        ),
+        (
+            [(0, "a"), (9, "b")],
+            {"CAC_LR_FACTOR": 2.0, "CAC_NORM_STATISTICS": "hold_all", "CAC_PREFIX_MODE": "eval"},
+            "Freeze all up to a, then all up to b from step 9 on in evaluation mode, with all norms held and 2 times the "
+            "learning rate",
+        ),
+        (
+            [(0, "a")],
+            {"CAC_LR_FACTOR": 0.5, "epochs": 15, "of_epochs": 30},
+            "Train 15 of 30 epochs and freeze all up to a, with 0.5 times the learning rate",
+        ),
     ],
 )
 def test_what_to_train_in_words(events: list[tuple[int, str]], row: dict[str, Any], said: str) -> None:
