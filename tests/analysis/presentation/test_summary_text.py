@@ -183,8 +183,8 @@ def test_a_setting_is_compared_with_the_dense_run_cut_to_its_compute_on_the_same
         (
             [(0, "a"), (9, "b")],
             {"CAC_LR_FACTOR": 2.0, "CAC_NORM_STATISTICS": "hold_all", "CAC_PREFIX_MODE": "eval"},
-            "Freeze all up to a, then all up to b from step 9 on in evaluation mode, with all norms held and 2 times the "
-            "learning rate",
+            "Freeze all up to a, then all up to b from step 9 on in evaluation mode, with all norms held and 2 times "
+            "the learning rate",
         ),
         (
             [(0, "a")],
