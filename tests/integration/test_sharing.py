@@ -39,7 +39,7 @@ SEARCH = (
 def both(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One search twice, with and without sharing."""
     folder = tmp_path_factory.mktemp("both")
-    for name, flags in (("shared", ()), ("alone", ("--no-sharing",))):
+    for name, flags in (("shared", ("--checkpoint-budget", "60MB")), ("alone", ("--no-sharing",))):
         done = run_here(folder, *SEARCH, "--name", name, *flags)
         assert done.returncode == 0, done.stderr
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
@@ -71,6 +71,12 @@ def test_replay_predicts_what_was_trained(both: Path) -> None:
     assert found["compute_saved"].tolist() == acting["compute_saved"].tolist()
     assert found["accuracy"].tolist() == acting["accuracy"].tolist()
     assert found["stop_events"].tolist() == acting["stop_events"].tolist()
+
+
+def test_an_ended_study_keeps_a_hundredth_of_its_checkpoints(both: Path) -> None:
+    kept = [file for file in (both / "results" / "shared" / "tree" / "checkpoints").rglob("*") if file.is_file()]
+    assert kept
+    assert sum(file.stat().st_size for file in kept) <= 600_000
 
 
 def trial_processes(parent: int) -> Iterator[int]:

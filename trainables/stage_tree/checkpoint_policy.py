@@ -112,7 +112,7 @@ class Sharing:
 
     tree: Path | str  # the study's ``tree`` folder on a disk that all processes see, or its URI in object storage
     budget_bytes: int = 20 * 10**9  # most bytes of checkpoints
-    trials: int = 24  # trials of the study; determines how many forks are expected
+    trials: int = 24  # trials that may fork from this run; determines how often it is kept
     watches: tuple[tuple[str, ...], ...] = ()  # values of ``CAC_WATCH``, whose layers are recorded from the start
     checkpoint_every_s: float = 60.0  # most seconds of training that a crash may lose; 0 for one epoch
 

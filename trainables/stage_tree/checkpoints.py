@@ -174,7 +174,7 @@ class Checkpoints:
                 self._total_bytes = sum(file.bytes for file in self._files.scan(_FOLDER))
                 self._put_since_measured_bytes = 0
             if self._total_bytes > self._budget_bytes:
-                self._thin()
+                self.thin()
         except OSError as error:
             _warn_once("write", f"{error.strerror or error} ({error.filename or name})")
             return False
@@ -206,12 +206,12 @@ class Checkpoints:
             return True
         folder = Path(self._files.place)
         if lacking := lacking_bytes(folder, size):
-            self._thin(lacking)
+            self.thin(lacking)
             return not lacking_bytes(folder, size)
         return True
 
-    def _thin(self, lacking: int = 0) -> None:
-        """Remove leftovers, then the checkpoints whose loss costs least.
+    def thin(self, lacking: int = 0) -> None:
+        """Remove leftovers, then the checkpoints whose loss costs least, until the rest is within the budget.
 
         ``lacking`` bytes have to become free on the disk, also where the budget is not exceeded.
         """

@@ -34,7 +34,7 @@ from tune_cac.study.search_options import SearchOptions
 from tune_cac.study.study_result import SearchResult, answer, write_answer
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.progress import SearchProgress
-from tune_cac.tuning.run import plan_of, train
+from tune_cac.tuning.run import plan_of, thin_checkpoints, train
 from tune_cac.tuning.run_context import check_gpus, run_context
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OF_EPOCHS, PredefinedTrial, as_key
@@ -172,6 +172,8 @@ def confirm(
             if candidates.empty:
                 break
         write_answer(layout, found)
+        if not interrupted:
+            thin_checkpoints(child, options)
     return replace(found, interrupted=interrupted)
 
 

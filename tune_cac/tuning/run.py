@@ -20,6 +20,7 @@ from trainables.errors import UserError
 from trainables.registry import is_factory
 from trainables.script.placeholders import names
 from trainables.script.report_lines import asked_metric
+from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
     from trainables.training.device_choice import DeviceChoice
     from tune_cac.tuning.progress import Budget, SearchProgress
     from tune_cac.tuning.searcher import StudySearch
+
+#: Share of `--checkpoint-budget` that the checkpoints of an ended study may take.
+KEPT_SHARE = 0.01
 
 
 @keeps_decoded_images
@@ -238,7 +242,18 @@ def _run(
             layout.write_info(replace(layout.read_info(), script_epochs=int(reported["epoch"])))
         found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
         write_answer(layout, found)
+        if not (interrupted or used_up or searcher.gave_up or searcher.trials.has_unfinished()):
+            thin_checkpoints(layout, options)
         return found
+
+
+def thin_checkpoints(layout: Layout, options: SearchOptions) -> None:
+    """Leave of an ended study's checkpoints those that more trials of it would want first."""
+    Checkpoints(_tree_of(layout), int(KEPT_SHARE * int(options.checkpoint_budget))).thin()
+
+
+def _tree_of(layout: Layout) -> Path | str:
+    return layout.shared_tree if layout.read_info().storage else layout.tree.resolve()
 
 
 def _lacks_beside(searcher: StudySearch, options: SearchOptions) -> bool:
@@ -281,7 +296,7 @@ def plan_of(
         checkpoint_every_s=options.checkpoint_every_s,
         trial_timeout_s=None if options.trial_timeout is None else float(options.trial_timeout),
         hold=with_watch(options.fixed, context) if skips_gradients else dict(options.fixed),
-        tree=layout.shared_tree if info.storage else layout.tree.resolve(),
+        tree=_tree_of(layout),
         sharing=bool(options.sharing),
         budget_bytes=int(options.checkpoint_budget),
         trials=info.trials,

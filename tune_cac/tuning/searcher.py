@@ -32,7 +32,7 @@ from tune_cac.tuning.candidates import Candidates, GridWalk, SpaceWalk, make_sam
 from tune_cac.tuning.controls import RunLengths, cut_with_norms_of, shorter_trainings
 from tune_cac.tuning.outcomes import OutcomeQueue
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.race import Race
+from tune_cac.tuning.race import MOST_SETTINGS, Race
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.trials import EPOCHS, BestSetting, PredefinedTrial, StudyTrials, open_study
@@ -193,7 +193,7 @@ class StudySearch(Searcher):
             trial.set_user_attr("options", options)
         trial.set_user_attr("folder", folder)
         sharing = {
-            "tree": str(plan.tree), "budget_bytes": plan.budget_bytes, "trials": plan.trials if plan.sharing else 1,
+            "tree": str(plan.tree), "budget_bytes": plan.budget_bytes, "trials": self._may_fork(config["seed"]),
             "watches": [] if self._watch is None else [list(self._watch)],
             "checkpoint_every_s": plan.checkpoint_every_s, "claims": self._claims_name, "holder": folder,
         }  # fmt: skip
@@ -210,6 +210,13 @@ class StudySearch(Searcher):
             "worker_resources": None if plan.worker_resources is None else dict(plan.worker_resources),
             "sharing": sharing if plan.sharing or role in ("baseline", CUT) else None,
         }
+
+    def _may_fork(self, seed: int) -> int:
+        """Return how many trials may go on from the middle of a run on a seed."""
+        plan = self.plan
+        if not plan.sharing or self._search_space.uses_forward_cache:  # which begin by what they freeze
+            return 1
+        return plan.trials if seed == plan.base.seed else min(plan.trials, MOST_SETTINGS)
 
     def _config(self, trial: optuna.Trial | FixedTrial) -> dict[str, Any]:
         # The published defaults wait since before the baseline's run was known.

@@ -160,6 +160,16 @@ def test_thinning_frees_a_tenth_and_keeps_what_is_worth_most(tmp_path: Path) -> 
         assert store.entries(stage) == [entry for entry in entries if (stage, entry) not in dropped]
 
 
+def test_an_ended_study_keeps_a_part(tmp_path: Path) -> None:
+    for step in range(10, 110, 10):
+        Checkpoints(tmp_path, 2000).put("one", step, content("one", step, 100))
+    Checkpoints(tmp_path, 350).thin()
+    assert 0 < stored_bytes(tmp_path) <= 350
+    kept = Checkpoints(tmp_path, 350).entries("one")
+    Checkpoints(tmp_path, 350).thin()
+    assert Checkpoints(tmp_path, 350).entries("one") == kept
+
+
 # --- crashes, full disks and several processes ------------------------------------------------------------------------
 
 

@@ -319,10 +319,12 @@ def test_a_walk_takes_what_loses_too_much_over_further_seeds_as_too_deep_and_goe
     search = searcher(tmp_path, space="frozen_prefix", context=context, seeds=3)
     search.ask_for(20, seeds=True)
     asked: list[tuple[int, int]] = []  # seed and layer; -1 of the baseline
+    forks: set[int] = set()
     while isinstance(sent := search.suggest("a") or search.suggest("a"), dict):
         config = sent["config"]
         deepest, begins = max(config.get("CAC_STOP_LAYER_NUM", [-1])), max(config.get("CAC_STOP_LAYER_ITR", [0]))
         asked.append((config["seed"], deepest))
+        forks.add(sent["sharing"]["trials"])
         loses = config["epochs"] < search.plan.base.epochs or (config["seed"] > 0 and deepest == 3)
         accuracy = (0.86 if loses else 0.9) + config["seed"] % 7 / 1000
         search.on_trial_complete("a", row(accuracy, max(0.0, 0.2 * deepest - 0.1 * begins / 300)))
@@ -336,3 +338,4 @@ def test_a_walk_takes_what_loses_too_much_over_further_seeds_as_too_deep_and_goe
     assert best.config["CAC_STOP_LAYER_NUM"] == [2]
     roles = {t.user_attrs["role"] for t in told(tmp_path) if t.user_attrs["config"]["seed"] > 0}
     assert roles == {"control"}
+    assert forks == {1}  # a frozen prefix begins by its freezing, so no run's middle is worth many checkpoints
