@@ -175,9 +175,9 @@ def _walk(context: SpaceContext, tried: Sequence[Tried]) -> Iterator[Tried]:
             if first > 0 and 1 - share * (1 - reached / 2) > reached:
                 yield at(first // 2, epochs=epochs)
             break
-    if context.has_norms and norms == HELD and ends and not {"frozen", NORMS} & settled(context):
-        rate = RATES[0]
-        yield at(None)
+    holds = context.has_norms and norms == HELD and NORMS not in settled(context)
+    if ends and (holds or rate != RATES[0]) and "frozen" not in settled(context):
+        yield at(None)  # what norms and rates do without a frozen layer
 
 
 def _is_worth_deepening(context: SpaceContext, saved: float, saved_deeper: float) -> bool:

@@ -206,11 +206,6 @@ def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
     return is_value(trials, "control", SHORTER)
 
 
-def dense_with_held_norms(trials: pd.DataFrame) -> list[Any]:
-    """Return the labels of the rows that hold all norms (``CAC_NORM_STATISTICS=hold_all``) and do nothing else."""
-    return dense_alike(trials, pd.Series({"CAC_VAR_START_THR": -1.0, "CAC_NORM_STATISTICS": "hold_all"})) or []
-
-
 def dense_alike(trials: pd.DataFrame, control: pd.Series) -> list[Any] | None:
     """Return the labels of the rows that stop nothing and have a control's norms and learning rates.
 

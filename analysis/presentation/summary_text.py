@@ -36,7 +36,7 @@ from analysis.metrics.ranking import (
     ahead_of_shorter,
     baseline_of,
     beats_shorter,
-    dense_with_held_norms,
+    dense_alike,
     insignificant_difference,
     reference_values,
 )
@@ -211,7 +211,7 @@ def headline(
         text,
         "Confirmed on fresh seeds." if again is not None and again["confirmed"] else "",
         _on_test_split(best, words) if answer_of(best, confirmation).confidence is None else "",
-        _held_norms_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
+        _recipe_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         _not_retrained(ranking, best, confirmation),
         against_shorter(best, line, confirmation),
     )
@@ -264,9 +264,7 @@ def what_to_train(best: pd.Series) -> str:
         parts.append(f"take the settings of trial {best['trial']}")
     elif named:
         parts[-1] += " in evaluation mode" if str(best.get("CAC_PREFIX_MODE")) == "eval" else ""
-        held, factor = whole_run(best)
-        further = ["all norms held"] if held else []
-        further += [] if factor == 1 else [f"{factor:g} times the learning rate"]
+        further = _recipe_of(best)
         parts[-1] += f", with {' and '.join(further)}" if further else ""
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}"
@@ -333,17 +331,21 @@ def _on_test_split(best: pd.Series, words: DropWords) -> str:
     return f"On the test split, which decided nothing, it ends {words.at(lost)}."
 
 
-def _held_norms_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
-    """Return what holding all norms does without a stop, where the best holds them, too; empty otherwise."""
-    known = ranking.loc[dense_with_held_norms(ranking)]
+def _recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
+    """Return what the best's norms and learning rates do without a stop; empty where they are the baseline's."""
+    known = ranking.loc[dense_alike(ranking, pd.Series({**best, "CAC_VAR_START_THR": -1.0})) or []]
     known = known[numbers_of(known, "epochs") == number_of(baseline_of(ranking, best), "epochs")]
-    if known.empty or best.get("CAC_NORM_STATISTICS") != "hold_all":
+    if known.empty or not (parts := _recipe_of(best)):
         return ""
-    row = known.iloc[0]
-    return (
-        f"Holding all norms alone (CAC_NORM_STATISTICS=hold_all, trial {row['trial']}) ends "
-        f"{words.at(row[words.quality.drop])} and skips nothing."
-    )
+    row, what = known.iloc[0], " with ".join(parts).replace("all norms held", "Holding all norms")
+    return f"{what} alone (trial {row['trial']}) ends {words.at(row[words.quality.drop])} and skips nothing."
+
+
+def _recipe_of(row: pd.Series) -> list[str]:
+    """Return in words what a setting does in the whole run, whatever stops."""
+    held, factor = whole_run(row)
+    found = ["all norms held"] if held else []
+    return found if factor == 1 else [*found, f"{factor:g} times the learning rate"]
 
 
 def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
@@ -357,7 +359,7 @@ def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: floa
             "report was lost or it ended early."
         )
     allowed = float(allowed_amount(allowed_drop, baseline[quality.name]))
-    if 0 < _TIMES_ALLOWED * allowed < -best[quality.drop]:
+    if 0 < _TIMES_ALLOWED * allowed < -best[quality.drop] and not _recipe_of(best):
         return (
             f"Doubtful: so much better than the baseline's {value_text(baseline[quality.name], quality)} that the "
             "baseline may not have reported its last epoch, or not have trained as the others did."

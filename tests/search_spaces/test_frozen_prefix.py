@@ -108,7 +108,7 @@ def test_what_is_too_deep_is_tried_with_doubled_learning_rates(gains: int) -> No
                one.parameters["frozen"] == "prefix"]  # fmt: skip
     assert doubled[0] == 10  # the first that is too deep
     assert max(one.parameters["depth"] for one in tried if one.is_within and "depth" in one.parameters) == 9 + gains
-    assert {one.parameters[RATE] for one in tried if one.parameters["frozen"] == "nothing"} == {1.0}
+    assert tried[-1].parameters == {NORMS: HELD, RATE: 2.0 if gains else 1.0, "frozen": "nothing"}
 
 
 def test_a_length_that_fails_at_both_rates_is_no_reason_for_what_saves_less() -> None:
@@ -184,6 +184,8 @@ def test_without_norms_or_layers() -> None:
         (prefix, 2),
         (prefix, 1),
     ]
+    doubled = [one.parameters for one in searched(lambda p, epochs: 0.1 if p[RATE] == 1 else 0.0, plain)]
+    assert doubled == [prefix, {**prefix, RATE: 2.0}, {**prefix, RATE: 2.0}, {RATE: 2.0, "frozen": "nothing"}]
     none = SpaceContext(total_steps=10, epochs=2, layer_names=("a",), unit_ends=())
     assert searched(lambda p, epochs: 0.0, none)[0].parameters == {}
 

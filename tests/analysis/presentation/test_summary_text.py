@@ -198,6 +198,29 @@ def test_what_to_train_in_words(events: list[tuple[int, str]], row: dict[str, An
     assert what_to_train(pd.Series({"trial": 1, "method": "gradskip", "stop_events": stops, **row})) == said
 
 
+@pytest.mark.parametrize(
+    ("norms", "factor", "said"),
+    [
+        ("hold_all", 1.0, "Holding all norms alone (trial 2) ends at no loss (3.00 points better) and skips nothing."),
+        ("hold_all", 2.0, "Holding all norms with 2 times the learning rate alone (trial 3) ends at a loss of 1.00"),
+        ("go_on", 2.0, "2 times the learning rate alone (trial 4) ends at no loss (7.00 points better)"),
+    ],
+)
+def test_what_norms_and_rates_do_alone_is_said_and_no_baseline_doubted(norms: str, factor: float, said: str) -> None:
+    off = {"CAC_VAR_START_THR": -1.0}
+    trials = [
+        record(0, 0.9, 0.0, "baseline"),
+        record(1, 0.95, 0.3, CAC_NORM_STATISTICS=norms, CAC_LR_FACTOR=factor),
+        record(2, 0.93, 0.0, **off, CAC_NORM_STATISTICS="hold_all"),
+        record(3, 0.89, 0.0, **off, CAC_NORM_STATISTICS="hold_all", CAC_LR_FACTOR=2.0),
+        record(4, 0.97, 0.0, **off, CAC_LR_FACTOR=2.0),
+    ]
+    ranking = analysis.rank(to_frame(trials), allowed_drop=0.002)
+    text = headline(ranking, ranking[ranking["trial"] == 1].iloc[0], 0.002)
+    assert said in text
+    assert "Doubtful" not in text
+
+
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_an_answer_says_whether_fresh_seeds_confirmed_it(confirmed: bool) -> None:
     ranking = analysis.rank(study(record(1, 0.97, 0.3, **VARIABLES)))
