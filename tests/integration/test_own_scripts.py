@@ -157,12 +157,28 @@ for epoch in range(3):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
-def test_fine_tuning_without_weight_decay_is_searched_by_explicit_stops(
+def test_fine_tuning_without_weight_decay_is_searched_by_frozen_prefixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No threshold fires there: depths and times of stops are the answer, and nothing is trained twice."""
+    """No threshold fires there, and the optimizer knows the model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(FINE_TUNING)
+    found = tune_cac.search(script=f"{sys.executable} train.py", trials=4, name="s", concurrency=1, seeds=1)
+    assert "a frozen prefix is searched instead (--space frozen_prefix)" in capsys.readouterr().err
+    trained = found.trials[found.trials["role"] == "search"]
+    assert (trained["CAC_PREFIX_MODE"] == "eval").all()
+    assert trained["CAC_STOP_LAYER_ITR"].iloc[0] == "[-1]"
+    assert found.headline.startswith("Freeze all up to ")
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("one_ray")
+def test_without_a_model_it_is_searched_by_explicit_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Depths and times of stops are the answer, and nothing is trained twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(FINE_TUNING.replace(", model=net", ""))
     found = tune_cac.search(script=f"{sys.executable} train.py", trials=4, name="s", concurrency=1)
     assert "explicit stops of whole units are searched instead (--space manual_layers)" in capsys.readouterr().err
     trained = found.trials[found.trials["role"] != "baseline"]

@@ -525,6 +525,7 @@ def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
         "layer_names": names,
         "unit_ends": counted.get("unit_ends", []),
         "watch": counted.get("watch", []),
+        "has_model": counted.get("has_model", False),
         "has_norms": counted.get("has_norms", False),
         "weight_decays": counted.get("weight_decays"),
         "steps": counted.get("steps", step),

@@ -29,7 +29,6 @@ from trainables.gradskip.replay import Blueprint, Unit, signal_name
 from trainables.gradskip.rules.choice import NAMED
 from trainables.gradskip.rules.published_batch import Curve
 from trainables.gradskip.variables import BY_NAME
-from trainables.registry import SCRIPT
 from trainables.stage_tree.root import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.plan import SearchPlan
@@ -190,7 +189,7 @@ class DrawnTrial(Answers):
 
 # --- Warm start from the baseline's run -------------------------------------------------------------------------------
 
-#: The spaces that are searched where thresholds stop nothing: of scripts, which may have given no model, and of others.
+#: The spaces that are searched where thresholds stop nothing: of scripts that gave no model, and of all others.
 EXPLICIT_STOPS, FROZEN_PREFIX = "manual_layers", "frozen_prefix"
 #: Spaces that stop layers on a run whose variances do not fall.
 _WORKS = f"--space stop_rules has rules that need no falling variance, --space {EXPLICIT_STOPS} none at all"
@@ -208,6 +207,7 @@ class WarmStart:
     hold: Mapping[str, Any]
     trace: Any  # the recorded runs; None if there are none
     weight_decays: Sequence[float] | None = None  # weight decays of the run's weights; None if unknown
+    has_model: bool = True  # False for a script whose optimizer was given none, so that no prefix can be held
 
     @property
     def knows_what_acts(self) -> bool:
@@ -276,7 +276,7 @@ class WarmStart:
         if not reason:
             return None
         why = f"space {self.space.name} does nothing on this run" if inert else reason.partition(":")[0]
-        if self.base.workload != SCRIPT:
+        if self.has_model:
             return replace(self, space=load(FROZEN_PREFIX)), (
                 f"{why}: a frozen prefix is searched instead (--space {FROZEN_PREFIX}), how deep, from when, with what "
                 "held"

@@ -167,7 +167,12 @@ class ScriptSearch(StudySearch):
 
     def _known(self, base: TrialConfig, facts: Mapping[str, Any], root: str | None) -> WarmStart:
         plan = replace(self.plan, space=self._search_space, context=self._context_told(facts), base=base)
-        return replace(learn(plan, root), weight_decays=facts.get("weight_decays"))
+        return replace(
+            learn(plan, root), weight_decays=facts.get("weight_decays"), has_model=facts.get("has_model", False)
+        )
+
+    def _with_prefixes(self, context: SpaceContext) -> SpaceContext:
+        return context  # whether the script reads from a forward cache is its own choice
 
     def _enqueue_first(self) -> None:
         if self.study.user_attrs.get("spread"):

@@ -395,10 +395,13 @@ class StudySearch(Searcher):
             return found[0]
         self.outcomes, self.lengths.searched = None, False
         self._walk_through(found[0].space)
-        run = run_context(self.plan.base, caches=self.plan.worker_resources is None)
         fixed = {name: value for name, value in self.plan.hold.items() if name in found[0].space.may_be_fixed}
-        context = replace(found[0].context, kept_ends=run.kept_ends, forward_cache_mb=run.forward_cache_mb, fixed=fixed)
-        return replace(found[0], context=context)
+        return replace(found[0], context=self._with_prefixes(replace(found[0].context, fixed=fixed)))
+
+    def _with_prefixes(self, context: SpaceContext) -> SpaceContext:
+        """Return facts on the run with those that a search of frozen prefixes wants, too."""
+        run = run_context(self.plan.base, caches=self.plan.worker_resources is None)
+        return replace(context, kept_ends=run.kept_ends, forward_cache_mb=run.forward_cache_mb)
 
     def _learned(self, epochs: int, root: str | None) -> WarmStart:
         base, context = self.plan.base, self._context

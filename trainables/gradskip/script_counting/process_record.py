@@ -431,11 +431,13 @@ class ProcessRecord:
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
         self.stepping = False  # true while an optimizer steps
-        self.has_norms = False  # true if a model was given that has norms with statistics of an earlier training
+        self.has_model = False  # true if an optimizer was given its model
+        self.has_norms = False  # true if one of these has norms with statistics of an earlier training
         self.trace: ScriptTrace | None = None  # of the only optimizer's run, if the search asks for it
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         record = StepRecord(gradskip, self)
+        self.has_model |= given_model is not None
         self.has_norms |= given_model is not None and any(map(has_trained_statistics, given_model.modules()))
         self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
@@ -544,6 +546,7 @@ class ProcessRecord:
             "layer_names": None if names is None else list(names),
             "unit_ends": largest.unit_ends,
             "watch": largest.watch,
+            "has_model": self.has_model,
             "has_norms": self.has_norms,
             "weight_decays": largest.weight_decays,
             "peak_memory_bytes": peak_bytes(torch.device("cuda" if on_gpu else "cpu")),
