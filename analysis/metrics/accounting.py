@@ -13,7 +13,6 @@ import pandas as pd
 
 from analysis.io.checked import numbers_of
 from analysis.metrics.duplicates import duplicate_of
-from analysis.metrics.ranking import is_cut
 
 #: Statuses of ended trials. An interrupted one continues as a later trial, so only its compute counts.
 _ENDED = ("completed", "failed")
@@ -26,7 +25,7 @@ class SearchCost:
     trials: int  # trials that completed or failed
     search_flops: int  # FLOPs that the search executed, including those of failed, interrupted and running trials
     dense_equivalents: float
-    """The same in dense runs: the FLOPs of each trial divided by its own full budget with nothing stopped, summed."""
+    """The same in dense runs: the FLOPs of each trial divided by its baseline's full budget, summed."""
     own_equivalents: float  # FLOPs that the trials with a result would have executed alone, in dense runs
     completed: int  # trials that completed
     outcomes: int  # those of them that are not `duplicate_of` an earlier one
@@ -74,13 +73,12 @@ def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[f
     dense = numbers_of(trials, "dense_flops")
     completed = trials["status"] == "completed"
     if "role" in trials.columns:
-        # A run of fewer epochs has a smaller full budget, and one of a script that did not end tells that of the steps
-        # so far; their cost is a fraction of the baseline's.
-        other = (trials["role"] == "control") | is_cut(trials) | ~completed
+        # A run of fewer epochs has a smaller full budget; one of a script tells that of the steps so far, and what its
+        # layers that are frozen from the start would have cost is not seen.
         groups = trials.reindex(columns=["study", "options"]).astype(object).fillna("").astype(str)
         baselines = dense.where((trials["role"] == "baseline") & completed)
         full = baselines.groupby([groups["study"], groups["options"]]).transform("max")
-        dense = dense.mask(other & full.notna(), full)
+        dense = full.fillna(dense)
     found = flops / dense.where(dense > 0)
     # A script that reports no FLOPs may report what it saved, which is final at its end.
     return found.mask(completed & ~(dense > 0), 1 - numbers_of(trials, "compute_saved"))

@@ -54,6 +54,14 @@ def test_what_did_not_end_counts_in_full_trainings(tmp_path: Path) -> None:
     assert search_cost(two).dense_equivalents == pytest.approx(1 + 0.1 + 0.5 + 1)
 
 
+def test_a_script_that_freezes_from_the_start_costs_what_it_executed(tmp_path: Path) -> None:
+    """Its process sees nothing of the layers that never train, so its own full budget seems to be what it executed."""
+    own = {"dense_flops": DENSE_FLOPS * 3 // 10, "executed_flops": DENSE_FLOPS * 3 // 10}
+    frozen = result_row(saved=0.7, search_flops=own["executed_flops"], **own)
+    trials = analysis.load(write_study(tmp_path / "s", [{"row": result_row()}, {"row": frozen}]).root)
+    assert search_cost(trials).dense_equivalents == pytest.approx(1.3)
+
+
 def test_scripts_without_flops_count_by_what_they_saved(tmp_path: Path) -> None:
     none: dict[str, Any] = dict.fromkeys(("dense_flops", "executed_flops", "search_flops"))
     rows = [{"row": result_row(saved=saved, **none)} for saved in (0.0, 0.25)]
