@@ -1,6 +1,6 @@
 """Fine-tune a text classifier with the Trainer of transformers, LoRA or all weights, and search how many layers stop.
 
-    python -m tune_cac search --space manual_layers --script 'python trainer.py MiniLM texts --lora 8'
+    python -m tune_cac search --space frozen_prefix --script 'python trainer.py MiniLM texts --lora 8'
     . results/NAME/best.env && python trainer.py MiniLM texts --lora 8 --output tuned
 
 MiniLM is a model's folder or its name on the hub, texts a folder with train.csv, validation.csv and test.csv (columns

@@ -220,9 +220,9 @@ def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path)
     data = write_sentences(tmp_path / "texts", train=64, validation=32, test=32)
     program = example("trainer.py")
     script = f"{sys.executable} {program} {source} {data} --lora 2 --epochs 2 --lr 0.01"
-    assert "--space manual_layers --script 'python trainer.py MiniLM texts --lora 8'" in documentation("trainer.py")
+    assert "--space frozen_prefix --script 'python trainer.py MiniLM texts --lora 8'" in documentation("trainer.py")
     run(
-        tmp_path, sys.executable, "-m", "tune_cac", "search", "--space", "manual_layers", "--script", script,
+        tmp_path, sys.executable, "-m", "tune_cac", "search", "--space", "frozen_prefix", "--script", script,
         "--trials", "2", "--seeds", "1", "--no-controls", "--name", "s",
     )  # fmt: skip
     trials = analysis.load(tmp_path / "results" / "s")

@@ -368,9 +368,11 @@ class ScriptRun:
             if pending is None and (_steps_of(report) == 0 or not (evaluations or has_cost)):
                 evaluations.append(report)  # an evaluation before the training is no epoch
                 continue
-            if pending is not None:
-                yield pending
-            count += 1
+            same_step = pending is not None and _steps_of(report) is not None and _steps_of(report) == _steps_of(last)
+            if not same_step:  # else another evaluation of the same epoch, such as that of the test split
+                if pending is not None:
+                    yield pending
+                count += 1
             pending, last = self._row(report, count), report
         if (code := self._process.returncode) != 0:
             how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"

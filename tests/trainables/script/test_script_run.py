@@ -52,6 +52,20 @@ def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
     assert (tmp_path / ERRORS_FILE).read_text() == "noise\n"
 
 
+def test_a_second_report_at_a_step_is_no_epoch(tmp_path: Path) -> None:
+    """As of a Trainer that predicts the test split in the end; without steps nothing tells them apart."""
+    lines = [
+        {"accuracy": 0.5, "step": 10},
+        {"accuracy": 0.6, "step": 20},
+        {"accuracy": 0.6, "test_accuracy": 0.7, "step": 20},
+    ]
+    for steps, epochs in ((True, [1, 2]), (False, [1, 2, 3])):
+        shown = [{k: v for k, v in line.items() if steps or k != "step"} | {"compute_saved": 0.1} for line in lines]
+        rows = rows_of("; ".join(f"echo '{json.dumps(line)}'" for line in shown), tmp_path)
+        assert [row["epoch"] for row in rows] == epochs
+        assert (rows[-1]["quality"], rows[-1]["test_quality"]) == (0.6, 0.7)
+
+
 def test_flops_that_a_script_counted_itself(tmp_path: Path) -> None:
     row = rows_of("""echo '{"accuracy": 1, "executed_flops": 75, "dense_flops": 100}'""", tmp_path)[-1]
     assert (row["compute_saved"], row["executed_flops"], row["dense_flops"]) == (0.25, 75, 100)
