@@ -7,7 +7,7 @@
     python -m tune_cac trial --workload smaller_models:resnet --option width=23
 
 Those with options are the controls: as many multiplications from the start, trained as long. A model that is trained
-already is pruned and fine-tuned with `--option weights=FILE`, as `--save` writes it.
+already is pruned and fine-tuned with `--option weights=FILE`, as `--save` writes it (its whole path for a search).
 """
 
 from collections.abc import Callable

@@ -75,10 +75,9 @@ def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[f
     if "role" in trials.columns:
         # A run of fewer epochs has a smaller full budget; one of a script tells that of the steps so far, and what its
         # layers that are frozen from the start would have cost is not seen.
-        groups = trials.reindex(columns=["study", "options"]).astype(object).fillna("").astype(str)
+        groups = trials.reindex(columns=["study", "workload", "options"]).astype(object).fillna("").astype(str)
         baselines = dense.where((trials["role"] == "baseline") & completed)
-        full = baselines.groupby([groups["study"], groups["options"]]).transform("max")
-        dense = full.fillna(dense)
+        dense = baselines.groupby([groups[name] for name in groups]).transform("max").fillna(dense)
     found = flops / dense.where(dense > 0)
     # A script that reports no FLOPs may report what it saved, which is final at its end.
-    return found.mask(completed & ~(dense > 0), 1 - numbers_of(trials, "compute_saved"))
+    return found.mask(completed & found.isna(), 1 - numbers_of(trials, "compute_saved"))

@@ -207,14 +207,14 @@ def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
 
 
 def dense_alike(trials: pd.DataFrame, control: pd.Series) -> list[Any] | None:
-    """Return the labels of the rows that stop nothing and have a control's norms and learning rates.
+    """Return the labels of whole runs that stop nothing, have a control's norms and learning rates, and are none.
 
     None for a control without such settings, which trains as the baseline.
     """
     if number_of(control, "CAC_VAR_START_THR") != -1:
         return None
     factors, factor = numbers_of(trials, "CAC_LR_FACTOR"), number_of(control, "CAC_LR_FACTOR")
-    alike = numbers_of(trials, "CAC_VAR_START_THR") == -1
+    alike = (numbers_of(trials, "CAC_VAR_START_THR") == -1) & ~is_cut(trials) & ~is_value(trials, "role", "control")
     alike &= is_value(trials, "CAC_NORM_STATISTICS", "hold_all") == (
         str(control.get("CAC_NORM_STATISTICS")) == "hold_all"
     )
@@ -252,7 +252,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
     if len(shorter) and (alike := dense_alike(done, shorter.iloc[0])) is not None:
         # They begin where such a run ends uncut.
-        baseline = done.loc[[row for row in alike if row not in shorter.index]].head(1)
+        baseline = done.loc[alike].head(1)
     line = pd.concat([baseline, shorter])[columns]
     if shorter.empty or baseline.empty:
         line = line.iloc[:0]

@@ -28,9 +28,9 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
     >>> one = {"role": "search", "method": "gradskip", "epochs": 24, "of_epochs": 30}
     >>> event = '[{"iteration": 144, "name": "encoder.layer.0.output.dense.weight"}]'
     >>> setting_words(pd.Series({**one, "stop_events": event}), 22)
-    '24 ep, ….dense by 144'
+    '24 ep, ….0…ense by 144'
     >>> setting_words(pd.Series({**one, "stop_events": event.replace("144", "0"), "CAC_LR_FACTOR": 2.0}))
-    '24 ep, ….dense frozen, lr x2'
+    '24 ep, ….0…dense frozen, lr x2'
     >>> setting_words(pd.Series({**one, "CAC_NORM_STATISTICS": "hold_all"}))
     '24 ep, dense, held'
     """
@@ -47,17 +47,31 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
     elif str(row["method"]) == "gradskip" and events and events[-1].get("name"):
         name, when = str(events[-1]["name"]).removesuffix(".weight").removesuffix(".bias"), events[-1]["iteration"]
         end = f"{' frozen' if when <= 0 else f' by {when}'}{alike}"
-        room = most - len(begin) - len(end)
-        while len(name) > room and "." in name.removeprefix("…."):
-            name = "…." + name.removeprefix("….").partition(".")[2]
-        name = name if len(name) <= room else f"…{name[len(name) - max(room - 1, 0) :]}"
-        text = f"{begin}{name}{end}"
+        text = f"{begin}{_shortened(name, most - len(begin) - len(end))}{end}"
     elif str(row["method"]) == "gradskip" and not events and alike:
         text = f"{begin}dense{alike}"
     else:
         text = settings_text(row)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _shortened(name: str, room: int) -> str:
+    """Shorten a layer's name from its beginning, the number of its block last of all.
+
+    >>> [_shortened("bert.encoder.layer.3.output.LayerNorm", room) for room in (40, 20, 18, 8)]
+    ['bert.encoder.layer.3.output.LayerNorm', '….3.output.LayerNorm', '….3….LayerNorm', '….3…Norm']
+    """
+    parts = name.split(".")
+    number = max((place for place, part in enumerate(parts) if part.isdigit()), default=-1)
+    tails = [name, *(f"….{'.'.join(parts[begin:])}" for begin in range(1, max(number, 0) + 1))]
+    block = f"….{parts[number]}…" if number >= 0 else "…"
+    tails += [f"{block}.{'.'.join(parts[begin:])}" for begin in range(max(number, 0) + 2, len(parts))]
+    fitting = next((tail for tail in tails if len(tail) <= room), None)
+    if fitting is not None:
+        return fitting
+    left = room - len(block)
+    return f"{block}{parts[-1][-left:] if left > 0 else ''}"
 
 
 def terminal_table(

@@ -222,7 +222,8 @@ def _first_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
 
 
 def _is_close(y: Tensor, other: Tensor) -> bool:
-    scale = float(y.abs().max()) if y.numel() else 0.0
+    finite = y[y.isfinite()]  # those of a diverged training may be none
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(other, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
 
 
@@ -312,7 +313,7 @@ class ForwardCache:
         self.misses = 0  # rows of training computed so far because they were not in the cache
         compiled = [part for part in model.modules() if hasattr(part, "_orig_mod")]
         self._is_compiled, self._entry = bool(compiled), (compiled or [self.model])[0]
-        self.on_read: Callable[[], None] | None = None  # called before a training pass that computes no prefix
+        self.on_read: Callable[[nn.Module], None] | None = None  # called before a training pass without the prefix
         self._running: _Pass | None = None
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
         self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
@@ -442,7 +443,7 @@ class ForwardCache:
             return forward(*args, **kwargs)
         self._running = now
         if self.on_read is not None and now.kind.is_training and not now.computes:
-            self.on_read()
+            self.on_read(self.model)
         try:
             with self._replaced(now):
                 result = forward(*args, **kwargs)

@@ -249,7 +249,10 @@ def _run(
 
 def thin_checkpoints(layout: Layout, options: SearchOptions) -> None:
     """Leave of an ended study's checkpoints those that more trials of it would want first."""
-    Checkpoints(_tree_of(layout), int(KEPT_SHARE * int(options.checkpoint_budget))).thin()
+    try:
+        Checkpoints(_tree_of(layout), int(KEPT_SHARE * int(options.checkpoint_budget))).thin()
+    except OSError as error:  # the answer is there
+        say(f"checkpoints of {layout.root} were not thinned: {error}")
 
 
 def _tree_of(layout: Layout) -> Path | str:

@@ -62,6 +62,16 @@ def test_a_script_that_freezes_from_the_start_costs_what_it_executed(tmp_path: P
     assert search_cost(trials).dense_equivalents == pytest.approx(1.3)
 
 
+def test_a_trial_that_tells_a_saving_alone_and_studies_of_two_workloads(tmp_path: Path) -> None:
+    none: dict[str, Any] = dict.fromkeys(("dense_flops", "executed_flops", "search_flops"))
+    rows = [{"row": result_row()}, {"row": result_row(saved=0.25, **none)}]
+    trials = analysis.load(write_study(tmp_path / "s", rows).root)
+    assert search_cost(trials).dense_equivalents == pytest.approx(1.75)
+    large = trials.assign(workload="another", dense_flops=10 * DENSE_FLOPS, search_flops=10 * DENSE_FLOPS)
+    both = pd.concat([trials.iloc[:1], large.iloc[:1]], ignore_index=True).drop(columns="study", errors="ignore")
+    assert search_cost(both).dense_equivalents == pytest.approx(2)
+
+
 def test_scripts_without_flops_count_by_what_they_saved(tmp_path: Path) -> None:
     none: dict[str, Any] = dict.fromkeys(("dense_flops", "executed_flops", "search_flops"))
     rows = [{"row": result_row(saved=saved, **none)} for saved in (0.0, 0.25)]

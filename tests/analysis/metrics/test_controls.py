@@ -75,6 +75,8 @@ def test_the_line_begins_at_a_dense_run_that_trained_alike(norms: str | None, fa
     trials["CAC_NORM_STATISTICS"], trials["CAC_LR_FACTOR"] = zip(*settings, strict=True)
     trials["CAC_VAR_START_THR"] = [None, -1, -1, -1, -1 if norms else None]
     assert control_line(trials)["trial"].tolist() == [first, 4]
+    alike = trials.iloc[[first]].assign(role="control", control="other seed", seed=1001, epochs=15, trial=9)
+    assert control_line(pd.concat([alike, trials], ignore_index=True))["trial"].tolist() == [first, 4]
     alone = trials.drop(index=first) if first else trials
     assert control_line(alone)["trial"].tolist() == ([] if first else [0, 4])
 

@@ -51,11 +51,11 @@ trial  setting                      saved            points (95 %)     time  sho
    3   12 ep, dense                60.0 %                    -3.00!  60.0 %
 * the answer; ! loses more than is allowed; ? not certain to be within that""",
     80: """\
-trial  setting              saved            points (95 %)     time  shorter
-   2   ….LayerNorm by 24   50.0 %   -0.45 (-1.00 to +0.10)?  50.0 %   behind
-   1*  24 ep, conv6 by 24  31.0 %  -0.20 (-0.501 to +0.10)   31.0 %    ahead
-   0   baseline             0.0 %                     0.00    0.0 %
-   3   12 ep, dense        60.0 %                    -3.00!  60.0 %
+trial  setting                saved            points (95 %)     time  shorter
+   2   ….3….LayerNorm by 24  50.0 %   -0.45 (-1.00 to +0.10)?  50.0 %   behind
+   1*  24 ep, conv6 by 24    31.0 %  -0.20 (-0.501 to +0.10)   31.0 %    ahead
+   0   baseline               0.0 %                     0.00    0.0 %
+   3   12 ep, dense          60.0 %                    -3.00!  60.0 %
 * the answer; ! loses more than is allowed; ? not certain to be within that""",
     40: """\
 trial   saved            points (95 %)

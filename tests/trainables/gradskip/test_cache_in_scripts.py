@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import psutil
@@ -22,8 +24,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import tune_cac as cac
 from trainables.errors import UserError
 from trainables.gradskip.script_counting import process_record
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.settings import OFF, Settings
 
+#: Two layers, from the start.
+FROZEN = Settings(stop_layer_num=(3,), stop_layer_itr=(-1,))
 #: Stem and two of three blocks, stopped in the middle of the second epoch.
 STOP = Settings(stop_layer_num=(9,), stop_layer_itr=(4,), prefix_mode="eval")
 
@@ -103,6 +107,91 @@ def test_flops_are_counted_as_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert executed[1] < executed[0]
     names = ("backward_flops", "dense_flops", "dense_backward_flops", "sizes")
     assert [found[0][name] for name in names] == [found[1][name] for name in names]
+
+
+def counted(loop: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the optimizers of a loop count in a search."""
+    with monkeypatch.context() as inside:
+        inside.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
+        inside.setattr(process_record, "_PROCESS", process_record.ProcessRecord())
+        loop()
+        found = summary_of(process_record._PROCESS)
+        end_counting(process_record._PROCESS)
+    return found
+
+
+def layers(*widths: int) -> torch.nn.Sequential:
+    pairs = itertools.pairwise(widths)
+    return torch.nn.Sequential(*(part for a, b in pairs for part in (torch.nn.Linear(a, b), torch.nn.ReLU())))
+
+
+def test_a_prefix_that_the_user_froze_is_read_by_the_dense_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop() -> None:
+        net = layers(8, 8, 8, 8, 2)
+        net[:4].requires_grad_(False)
+        optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=OFF)
+        batches = [torch.randn(4, 8) for _ in range(6)]
+        for _ in range(5):
+            for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
+                optimizer.zero_grad()
+                net(x).sum().backward()
+                optimizer.step()
+        optimizer.gradskip._cache.close()
+
+    found = counted(loop, monkeypatch)
+    assert found["forward_flops"] + found["backward_flops"] == found["dense_flops"]
+    assert found["forward_flops"] < 5 * 6 * 2 * 4 * (3 * 64 + 16)  # and it was read
+
+
+def test_what_another_model_reads_counts_as_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(*, cached: bool = True) -> None:
+        encoder, head = layers(8, 8, 8, 8), layers(8, 8, 2)
+        last = cac.gradskip.SGD(head.parameters(), lr=1e-5, model=head, settings=OFF)
+        first = cac.gradskip.SGD(encoder.parameters(), lr=1e-5, model=encoder, settings=FROZEN)
+        batches = [torch.randn(4, 8) for _ in range(6)]
+        for _ in range(5):
+            for x in first.gradskip.cache(batches, budget_bytes=10**6) if cached else batches:
+                head(encoder(x)).sum().backward()
+                for optimizer in (first, last):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        if cached:
+            first.gradskip._cache.close()
+
+    read, plain = (counted(partial(loop, cached=cached), monkeypatch) for cached in (True, False))
+    assert read["forward_flops"] == plain["forward_flops"]
+    assert read["has_model"]
+
+
+def test_reads_of_many_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop() -> None:
+        net = layers(8, 8, 8, 8, 2)
+        optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
+        batches = [torch.randn(rows, 8) for rows in range(2, 12)]
+        for _ in range(5):
+            for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
+                optimizer.zero_grad()
+                net(x).sum().backward()
+                optimizer.step()
+        optimizer.gradskip._cache.close()
+
+    found = counted(loop, monkeypatch)
+    rows = sum(range(2, 12))
+    assert found["forward_flops"] < 0.75 * 5 * 2 * rows * (3 * 64 + 16)
+
+
+def test_a_diverged_training_reads_on() -> None:
+    net = layers(8, 8, 8, 2)
+    net[0].weight.data.fill_(float("nan"))
+    optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
+    batches = [torch.randn(4, 8) for _ in range(3)]
+    for _ in range(3):
+        for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+    assert optimizer.gradskip._cache.hits > 0
+    optimizer.gradskip._cache.close()
 
 
 def test_augmentation_switches_off_and_trains_as_without() -> None:

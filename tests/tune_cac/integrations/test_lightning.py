@@ -144,6 +144,6 @@ def test_the_sizes_of_batches_and_a_rule_that_looks_at_inputs_see_the_network(
     counted = totals_of(callback.gradskip.step_record.stretches)
     assert counted["dense_flops"] == 12 * 6 * 2 * (3 * (48 + 64 + 16) - 48)
     [sizes] = {size for stretch in callback.gradskip.step_record.stretches for size in stretch.counts}
-    assert sizes == (1, 36, 6 * 36)
+    assert sizes == (1, 36, 6 * 36, 0)
     with pytest.raises(UserError, match="CAC_RULE=grades sees gradients before the step"):
         fitted(tmp_path, GradientSkipCallback(Settings(rule="grades", watch=("linear",))))

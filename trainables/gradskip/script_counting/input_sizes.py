@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from trainables.gradskip.execution_order import ForwardHook, in_backward
+from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import is_compiled
 from trainables.workloads.batch_structure import tensors_in
 
@@ -28,6 +29,7 @@ class InputSizes:
     def __init__(self, on_first_call: Callable[[Size], None]) -> None:
         self._on_first_call = on_first_call
         self._hook: ForwardHook | None = None
+        self._watched: nn.Module | None = None
         self._sums = (0, 0, 0, 0)
 
     def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> None:
@@ -36,6 +38,7 @@ class InputSizes:
         if self._hook is None and model is not None and not is_compiled(model):
             self._hook = ForwardHook(self._called)
             self._hook.watch(model)
+            self._watched = unwrap(model)
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if in_backward():
@@ -48,8 +51,13 @@ class InputSizes:
         if not calls:
             self._on_first_call(self._sums)
 
-    def read(self) -> None:
-        """Note, before anything of the latest call was computed, that its prefix's outputs come from a cache."""
+    def read(self, model: nn.Module) -> None:
+        """Note, before anything of a model's latest call was computed, that its prefix's outputs come from a cache.
+
+        What another model than the watched one reads counts as computed.
+        """
+        if model is not self._watched:
+            return
         calls, n, q, reads = self._sums
         self._sums = (calls, n, q, reads + 1)
         if calls == 1:

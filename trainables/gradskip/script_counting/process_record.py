@@ -278,8 +278,10 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         for size, count in stretch.counts.items():
             computing = (*size[:3], 0) if size else ()
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
-            totals["forward_flops"] += count * (fitted(reading, size) if reading and _reads(size) else forward)
-            totals["dense_flops"] += count * (forward + full)
+            executed = fitted(reading, size) if reading and _reads(size) else forward
+            totals["forward_flops"] += count * executed
+            # Where nothing was stopped the user froze what is read, and the dense run reads it, too.
+            totals["dense_flops"] += count * ((executed if stretch.dense else forward) + full)
             totals["dense_backward_flops"] += count * full
             totals["backward_flops"] += count * next((own[s] for s in (size, computing) if s in own), share * full)
         totals["gradient_bytes"] += stretch.steps * seen.gradient_bytes
@@ -356,14 +358,15 @@ class StepRecord:
     def wants_size(self, size: Size) -> bool:
         """Return whether a step of this input size should be measured: none was, and few enough others were."""
         most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
-        if size in self._begun_with or len(self._begun_with) >= most or not self._goes_on:
+        others = sum(_reads(other) == _reads(size) for other in self._begun_with)
+        if size in self._begun_with or others >= most or not self._goes_on:
             return False
         self._begun_with.add(size)
         return True
 
-    def read(self) -> None:
-        """Note that the model's latest call reads the outputs of its prefix from a forward cache."""
-        self._process.inputs.read()
+    def read(self, model: nn.Module) -> None:
+        """Note that the latest call of a model reads the outputs of its prefix from a forward cache."""
+        self._process.inputs.read(model)
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._process.stepping = True
@@ -431,13 +434,13 @@ class ProcessRecord:
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
         self.stepping = False  # true while an optimizer steps
-        self.has_model = False  # true if an optimizer was given its model
+        self.has_model = False  # true if every optimizer was given its model
         self.has_norms = False  # true if one of these has norms with statistics of an earlier training
         self.trace: ScriptTrace | None = None  # of the only optimizer's run, if the search asks for it
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
         record = StepRecord(gradskip, self)
-        self.has_model |= given_model is not None
+        self.has_model = given_model is not None and (self.has_model or not self.records)
         self.has_norms |= given_model is not None and any(map(has_trained_statistics, given_model.modules()))
         self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
@@ -547,7 +550,7 @@ class ProcessRecord:
             "unit_ends": largest.unit_ends,
             "watch": largest.watch,
             "has_model": self.has_model,
-            "has_norms": self.has_norms,
+            "has_norms": self.has_norms and self.has_model,
             "weight_decays": largest.weight_decays,
             "peak_memory_bytes": peak_bytes(torch.device("cuda" if on_gpu else "cpu")),
         }
