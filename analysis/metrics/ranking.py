@@ -207,7 +207,7 @@ def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
 
 
 def dense_alike(trials: pd.DataFrame, control: pd.Series) -> list[Any] | None:
-    """Return the labels of whole runs that stop nothing, have a control's norms and learning rates, and are none.
+    """Return the labels of whole runs that stop nothing, are no controls, and have one's norms and learning rates.
 
     None for a control without such settings, which trains as the baseline.
     """

@@ -335,16 +335,16 @@ def _recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> s
     """Return what the best's norms and learning rates do without a stop; empty where they are the baseline's."""
     known = ranking.loc[dense_alike(ranking, pd.Series({**best, "CAC_VAR_START_THR": -1.0})) or []]
     known = known[numbers_of(known, "epochs") == number_of(baseline_of(ranking, best), "epochs")]
-    if known.empty or not (parts := _recipe_of(best)):
+    if known.empty or not (parts := _recipe_of(best, held="Holding all norms")):
         return ""
-    row, what = known.iloc[0], " with ".join(parts).replace("all norms held", "Holding all norms")
+    row, what = known.iloc[0], " with ".join(parts)
     return f"{what} alone (trial {row['trial']}) ends {words.at(row[words.quality.drop])} and skips nothing."
 
 
-def _recipe_of(row: pd.Series) -> list[str]:
-    """Return in words what a setting does in the whole run, whatever stops."""
-    held, factor = whole_run(row)
-    found = ["all norms held"] if held else []
+def _recipe_of(row: pd.Series, *, held: str = "all norms held") -> list[str]:
+    """Return in words what a setting does in the whole run, whatever stops; ``held`` are those for held norms."""
+    holds, factor = whole_run(row)
+    found = [held] if holds else []
     return found if factor == 1 else [*found, f"{factor:g} times the learning rate"]
 
 

@@ -364,11 +364,14 @@ class ScriptRun:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if report is None:
                 continue
-            has_cost = not report.keys().isdisjoint(("executed_flops", "compute_saved", "gradskip"))
-            if pending is None and (_steps_of(report) == 0 or not (evaluations or has_cost)):
+            step, has_cost = (
+                _steps_of(report),
+                not report.keys().isdisjoint(("executed_flops", "compute_saved", "gradskip")),
+            )
+            if pending is None and (step == 0 or not (evaluations or has_cost)):
                 evaluations.append(report)  # an evaluation before the training is no epoch
                 continue
-            same_step = pending is not None and _steps_of(report) is not None and _steps_of(report) == _steps_of(last)
+            same_step = pending is not None and step is not None and step == _steps_of(last)
             if not same_step:  # else another evaluation of the same epoch, such as that of the test split
                 if pending is not None:
                     yield pending

@@ -200,7 +200,7 @@ def _axis(axes: Any, which: str, wanted: Axis) -> None:
         axes.grid(axis=which, color=LIGHT["line"], linewidth=0.6)
         axes.set_axisbelow(True)
     if wanted.zero_line:
-        axes.axvline(0, color=LIGHT["faint"], linewidth=0.8, zorder=0)
+        (axes.axvline if which == "x" else axes.axhline)(0, color=LIGHT["faint"], linewidth=0.8, zorder=0)
 
 
 def _label(group: ElementTree.Element, labels: Sequence[str]) -> None:

@@ -74,14 +74,14 @@ class Points:
     symbol: str = ""
     """Matplotlib's marker; empty for a line alone."""
     hollow: bool = False
-    """Whether marks are outlines."""
+    """True for marks that are outlines."""
     size: float | Sequence[float] = 10.0
     """Diameter of the marks in pixels, one for all or one a point."""
     line_width: float = 0.0
     """In pixels; 0 for no line."""
     dashed: bool = False
     steps: bool = False
-    """Whether the line goes up or down first, then across."""
+    """True for a line that goes up or down first, then across."""
     opacity: float = 1.0
     below: Sequence[float] = ()
     """Lengths of the error bars to lower x, one a point; empty for none."""

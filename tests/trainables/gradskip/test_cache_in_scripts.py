@@ -125,18 +125,22 @@ def layers(*widths: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*(part for a, b in pairs for part in (torch.nn.Linear(a, b), torch.nn.ReLU())))
 
 
+def train_cached(net: torch.nn.Module, optimizer: Any, batches: list[Tensor], *, epochs: int) -> None:
+    for _ in range(epochs):
+        for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+    optimizer.gradskip._cache.close()
+
+
 def test_a_prefix_that_the_user_froze_is_read_by_the_dense_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def loop() -> None:
         net = layers(8, 8, 8, 8, 2)
         net[:4].requires_grad_(False)
         optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=OFF)
         batches = [torch.randn(4, 8) for _ in range(6)]
-        for _ in range(5):
-            for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
-                optimizer.zero_grad()
-                net(x).sum().backward()
-                optimizer.step()
-        optimizer.gradskip._cache.close()
+        train_cached(net, optimizer, batches, epochs=5)
 
     found = counted(loop, monkeypatch)
     assert found["forward_flops"] + found["backward_flops"] == found["dense_flops"]
@@ -168,12 +172,7 @@ def test_reads_of_many_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
         net = layers(8, 8, 8, 8, 2)
         optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
         batches = [torch.randn(rows, 8) for rows in range(2, 12)]
-        for _ in range(5):
-            for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
-                optimizer.zero_grad()
-                net(x).sum().backward()
-                optimizer.step()
-        optimizer.gradskip._cache.close()
+        train_cached(net, optimizer, batches, epochs=5)
 
     found = counted(loop, monkeypatch)
     rows = sum(range(2, 12))
@@ -185,13 +184,8 @@ def test_a_diverged_training_reads_on() -> None:
     net[0].weight.data.fill_(float("nan"))
     optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
     batches = [torch.randn(4, 8) for _ in range(3)]
-    for _ in range(3):
-        for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
-            optimizer.zero_grad()
-            net(x).sum().backward()
-            optimizer.step()
+    train_cached(net, optimizer, batches, epochs=3)
     assert optimizer.gradskip._cache.hits > 0
-    optimizer.gradskip._cache.close()
 
 
 def test_augmentation_switches_off_and_trains_as_without() -> None:
