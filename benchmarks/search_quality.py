@@ -3,7 +3,7 @@
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
                                         [--space auto_thresholds] [--workload digits] [--option NAME=VALUE ...]
                                         [--data FOLDER] [--model NAME] [--epochs N] [--answer-seeds 4] [--fresh 0]
-                                        [--equal-compute] [--results FOLDER]
+                                        [--same-fresh] [--allowed 0.005] [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
 counts; ``auto`` the default on runs of full length, without controls;
@@ -16,9 +16,10 @@ the others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over 
 within the allowed loss on the search's own seed, which others hand out; ``executed`` is what the search trained, in
 dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the allowed loss,
 ``area`` the same with gains over the baseline counted as no loss. With ``--fresh N`` every answer and its baseline are
-trained on N fresh seeds, others for each search: ``loss`` is the mean of validation and test loss over them, in points,
-``kept`` the share of these seeds on which that mean is within the allowed loss; an answer that saves nothing loses
-nothing. ``low`` and ``high`` are the ends of the interval that comes with the answer, in points.
+trained on N fresh seeds, others for each search unless ``--same-fresh``: ``loss`` is the mean of validation and test
+loss over them, in points, ``kept`` the share of these seeds on which that mean is within the allowed loss; an answer
+that saves nothing loses nothing. ``low`` and ``high`` are the ends of the interval that comes with the answer, in
+points.
 The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by seed.
 Searches that a folder has already are not run again.
 """
@@ -45,8 +46,6 @@ from trainables.workloads import default_epochs
 
 #: What is searched.
 SPACE = "auto_thresholds"
-#: Loss of accuracy at the hypervolume's reference point.
-REFERENCE_LOSS = 2 * ALLOWED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +109,18 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         run(
             folder, "search", "--trials", str(arguments.trials), "--seed", str(seed), "--name", name, *how,
             "--concurrency", str(arguments.concurrency), "--workload", arguments.workload,
+            "--allowed-drop", str(arguments.allowed),
             *(text for flag, value in given.items() if value is not None for text in (flag, str(value))),
             *(text for value in arguments.option for text in ("--option", value)),
             *(() if budget is None else ("--cost-budget", f"{budget:.3f}")),
             "--seeds", str(arguments.answer_seeds if ours else 1),
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
-    found = answer(Layout(study), allowed_drop=ALLOWED)
+    found = answer(Layout(study), allowed_drop=arguments.allowed)
     trials, best = found.trials, found.best
     assert best is not None  # the baseline at least
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
-    within = ended[ended["accuracy_drop"] <= ALLOWED + 1e-9]
+    within = ended[ended["accuracy_drop"] <= arguments.allowed + 1e-9]
     points = ended[["accuracy_drop", "saved"]].to_numpy(float) * (-1.0, 1.0)
     loss, kept = on_fresh_seeds(config_of(best), float(best["saved"]), seed, folder, arguments)
     handed = found.answer
@@ -130,8 +130,8 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         most=float(within["saved"].max()),
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
-        hypervolume=hypervolume_of(points),
-        area=hypervolume_of(np.minimum(points, (0.0, np.inf))),
+        hypervolume=hypervolume_of(points, arguments.allowed),
+        area=hypervolume_of(np.minimum(points, (0.0, np.inf)), arguments.allowed),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
@@ -140,11 +140,11 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
     )
 
 
-def hypervolume_of(points: NDArray[np.float64]) -> float:
-    """Return the hypervolume of (n, 2) points, loss negated and saving, above no saving at the reference loss."""
+def hypervolume_of(points: NDArray[np.float64], allowed: float) -> float:
+    """Return the hypervolume of (n, 2) points, loss negated and saving, above no saving at twice the allowed loss."""
     from analysis.metrics.pareto import hypervolume, non_dominated
 
-    return hypervolume(points[non_dominated(points)], (-REFERENCE_LOSS, 0.0))
+    return hypervolume(points[non_dominated(points)], (-2 * allowed, 0.0))
 
 
 def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget: float | None) -> Found:
@@ -167,15 +167,15 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
         wall_time_s = time.perf_counter() - begun
     told = json.loads(file.read_text())
     points = np.array([(-one["loss"], one["saved"]) for one in told["rows"]])
-    saved = float(points[points[:, 0] >= -ALLOWED - 1e-9, 1].max())
+    saved = float(points[points[:, 0] >= -arguments.allowed - 1e-9, 1].max())
     loss, kept = on_fresh_seeds(TrialConfig.from_mapping(told["answer"]), saved, seed, folder, arguments)
     return Found(
         saved=saved,
         most=saved,
         executed=told["executed"],
         settings=len(points) - 1,
-        hypervolume=hypervolume_of(points),
-        area=hypervolume_of(np.minimum(points, (0.0, np.inf))),
+        hypervolume=hypervolume_of(points, arguments.allowed),
+        area=hypervolume_of(np.minimum(points, (0.0, np.inf)), arguments.allowed),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
@@ -193,9 +193,10 @@ def on_fresh_seeds(
     epochs = (
         default_epochs(answer.workload, answer.workload_options or ()) if arguments.epochs is None else arguments.epochs
     )
-    found = fresh_losses(answer, epochs, fresh_seeds(seed, arguments.fresh), folder, arguments.concurrency)
+    seeds = fresh_seeds(0 if arguments.same_fresh else seed, arguments.fresh)
+    found = fresh_losses(answer, epochs, seeds, folder, arguments.concurrency)
     losses = [loss for loss, _ in found]
-    return fmean(losses), share_kept(losses)
+    return fmean(losses), share_kept(losses, arguments.allowed)
 
 
 def shown(ratios: list[float]) -> str:
@@ -218,6 +219,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--answer-seeds", type=int, default=4, help="seeds of our searches' answers")
     parser.add_argument("--fresh", type=int, default=0, help="fresh seeds on which every answer is trained again")
+    parser.add_argument("--same-fresh", action="store_true", help="the same fresh seeds for the answer of every search")
+    parser.add_argument("--allowed", type=float, default=ALLOWED, help="loss that is allowed, a fraction")
     parser.add_argument("--equal-compute", action="store_true", help="searches after the first execute as much as it")
     parser.add_argument("--results", type=Path, help="keep the studies in this folder")
     arguments = parser.parse_args()
@@ -259,8 +262,8 @@ def main() -> None:
             f"{arguments.searches[-1]}: answer median {shown(saved)}, most within on its seed {shown(most)}, "
             f"hypervolume {shown(volumes)}, area {shown(areas)}"
             + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
-               f"{fmean(one.kept for one in runs):.0%}; mean within for {sum(one.loss <= ALLOWED for one in runs)}, in "
-               f"the interval for {sum(one.low <= one.loss <= one.high for one in runs)}" if arguments.fresh else "")
+               f"{fmean(one.kept for one in runs):.0%}; mean within for "
+               f"{sum(one.loss <= arguments.allowed for one in runs)}, in the interval for {sum(one.low <= one.loss <= one.high for one in runs)}" if arguments.fresh else "")
         )  # fmt: skip
 
 

@@ -66,9 +66,9 @@ def fresh_losses(
     ]
 
 
-def share_kept(losses: Sequence[float]) -> float:
+def share_kept(losses: Sequence[float], allowed: float = ALLOWED) -> float:
     """Return the share of losses that are within the allowed one."""
-    return fmean(loss <= ALLOWED + 1e-9 for loss in losses)
+    return fmean(loss <= allowed + 1e-9 for loss in losses)
 
 
 def _kept_row(folder: Path, config: TrialConfig) -> Mapping[str, Any]:
