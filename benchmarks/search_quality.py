@@ -263,7 +263,8 @@ def main() -> None:
             f"hypervolume {shown(volumes)}, area {shown(areas)}"
             + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
                f"{fmean(one.kept for one in runs):.0%}; mean within for "
-               f"{sum(one.loss <= arguments.allowed for one in runs)}, in the interval for {sum(one.low <= one.loss <= one.high for one in runs)}" if arguments.fresh else "")
+               f"{sum(one.loss <= arguments.allowed for one in runs)}, in "
+               f"the interval for {sum(one.low <= one.loss <= one.high for one in runs)}" if arguments.fresh else "")
         )  # fmt: skip
 
 
