@@ -6,7 +6,7 @@ from typing import Any
 
 from search_spaces.space import Range, Space, SpaceContext, Suggests
 from trainables.compression.schedule.reading import Mark, read_marks
-from trainables.savings import INFERENCE
+from trainables.savings import INFERENCE, SPARSE, saved_words
 
 #: Prefix of a parameter's name. Dots of a mark's path become slashes, because dots separate branch and variable.
 PREFIX = "mark:"
@@ -40,8 +40,13 @@ def start(context: SpaceContext) -> dict[str, Any]:
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """Return a line on how to give the schedule, if none is given."""
-    return [] if context.schedule is not None else ["needs a schedule: search --schedule FILE, with marked values"]
+    """Return lines on how to give the schedule and on its ranking, if none is given."""
+    if context.schedule is not None:
+        return []
+    return [
+        "needs a schedule: search --schedule FILE, with marked values",
+        f"one that removes no structures is ranked by {saved_words(SPARSE)}",
+    ]
 
 
 SPACE = Space(

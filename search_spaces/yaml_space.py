@@ -31,6 +31,7 @@ from search_spaces.own_space import (
     middle,
 )
 from search_spaces.space import ANY_RUN, Range, Space, SpaceContext, Suggests
+from trainables.compression.schedule.parts import KINDS
 from trainables.config import field_kinds
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, is_number
@@ -214,6 +215,11 @@ class _Reader:
             raise UserError(
                 f"space {self._file} must be a map of keys such as CAC_VAR_MT_THR: {{low: 0.9, high: 0.99}}, got "
                 f"{repr(found)[:60] if found else 'nothing'}"
+            )
+        if found.keys() & {"policies", *KINDS.values()}:
+            raise UserError(
+                f"{self._file} is a compression schedule, no space: schedule {self._file} shows it, search --schedule "
+                f"{self._file} searches the values that it marks"
             )
         names = set()
         for key, _ in node.value:

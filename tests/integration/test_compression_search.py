@@ -135,7 +135,7 @@ def test_thresholds_and_sensitivities_are_searched_at_once(tmp_path: Path) -> No
 REFUSED: list[tuple[list[str], str]] = [
     (["--space", "schedule"], "searches a schedule of yours: give its file by --schedule, got none"),
     (["--space", "schedule", "--schedule", "missing.yaml"], "missing.yaml"),
-    (["--schedule", "mine.yaml"], "--schedule needs a space of compression, such as schedule, got --space"),
+    (["--schedule", "mine.yaml", "--space", "stop_rules"], "--schedule needs a space of compression, such as schedule"),
     (["--space", "distillation"], "space distillation needs a teacher: --set distill_teacher=NAME"),
     (["--space", "distillation", "--set", "distill_teacher=resnet21"], "resnet2"),
     (["--space", "agp", "--script", "python train.py"], "a script compresses by itself: space agp needs a workload"),

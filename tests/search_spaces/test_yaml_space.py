@@ -135,6 +135,7 @@ def test_fields_of_compression() -> None:
         ("", "space s.yaml must be a map of keys such as CAC_VAR_MT_THR: {low: 0.9, high: 0.99}, got nothing"),
         ("- 1", "space s.yaml must be a map of keys such as CAC_VAR_MT_THR: {low: 0.9, high: 0.99}, got [1]"),
         ("a: {low: 1,\nb: [", "space s.yaml:2 is not YAML: "),
+        ("quantizers: {q: {class: PostTrainLinearQuantizer}}", "s.yaml is a compression schedule, no space: "),
         ("lr: {low: 1, high: 2}\nlr: 3", "space s.yaml: lr must be there once, line 2"),
         (
             "lr: {lo: 1, high: 2}",

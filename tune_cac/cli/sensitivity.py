@@ -138,13 +138,6 @@ def _write(
     from analysis.presentation.html import figure_html
     from trainables.compression.sensitivity import pruners_section, to_csv
 
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        curves.setdefault(row.parameter, []).append((row.sparsity, row.top1))
-    picture = figure_html(
-        f"{arguments.workload}: each layer pruned alone, not retrained",
-        sensitivity(curves, allowed_drop=allowed, quality=quality, pruned=f"{arguments.kind}s"),
-    )
     section = pruners_section(proposals, arguments.kind)
     schedule = (
         f"# Proposed by: tune_cac sensitivity --workload {arguments.workload} --kind {arguments.kind} "
@@ -153,13 +146,19 @@ def _write(
         "# A section to paste into a schedule, which needs version and policies, too.\n"
         + yaml.safe_dump({"pruners": section}, sort_keys=False)
     )
-    print()
-    for name, content, what in (
-        ("sensitivity.csv", to_csv(rows), "Accuracies" if quality.is_accuracy else "Values"),
-        ("sensitivity.html", picture, "Picture"),
-        ("sensitivities.yaml", schedule, "Pruners for a schedule"),
-    ):
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        curves.setdefault(row.parameter, []).append((row.sparsity, row.top1))
+
+    def write(name: str, content: str, what: str) -> None:
         write_asked(folder / name, content, "--output", "choose another folder")
         print(f"{what}: {folder / name}")
+
+    print()
+    write("sensitivity.csv", to_csv(rows), "Accuracies" if quality.is_accuracy else "Values")
+    write("sensitivities.yaml", schedule, "Pruners for a schedule")
+    drawn = sensitivity(curves, allowed_drop=allowed, quality=quality, pruned=f"{arguments.kind}s")
+    title = f"{arguments.workload}: each layer pruned alone, not retrained"
+    write("sensitivity.html", figure_html(title, drawn), "Picture")
     if not section:
         print("No layer tolerates any of these levels within the allowed drop, so no pruner is proposed.")

@@ -228,6 +228,7 @@ class SearchOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         self._take_file()
+        self._take_schedule()
         self._take_script()
         self._take_grid()
         options = read_options(self.workload_options)
@@ -264,6 +265,11 @@ class SearchOptions(StudyOptions):
             self._set(schedule=file, space="schedule")
         elif keys & set(COMBINATIONS):
             self._set(grid=file, space=GRID)
+
+    def _take_schedule(self) -> None:
+        """Make a schedule that is given alone the space."""
+        if self.schedule is not None and self.space == SearchOptions.space:
+            self._set(space="schedule")
 
     def _take_script(self) -> None:
         """Make a command of the user the workload; the options of a study have it as the workload already."""

@@ -83,6 +83,8 @@ trial --method compression
     method compression has nothing to compress with: give --schedule FILE
 search --compatible
     --compatible is about a schedule: give --schedule FILE, too
+trial --epochs 2 --kd-teacher resnet20 --kd-start-epoch 5
+    distill_start_epoch must be below the 2 epochs of the run, got 5
 trial --kd-resume t.pt --kd-dw 0.7
     --kd-distill-wt and --kd-student-wt must be 1 together, --kd-teacher-wt, a constant in the loss, 0, got
 doctor --option depth

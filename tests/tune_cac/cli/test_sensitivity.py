@@ -64,8 +64,8 @@ def test_it_trains_analyses_and_proposes(tmp_path: Path, capsys: pytest.CaptureF
     assert 'id="plot-sensitivity"' in (folder / "sensitivity.html").read_text()
     assert out.splitlines()[-3:] == [
         f"Accuracies: {folder / 'sensitivity.csv'}",
-        f"Picture: {folder / 'sensitivity.html'}",
         f"Pruners for a schedule: {folder / 'sensitivities.yaml'}",
+        f"Picture: {folder / 'sensitivity.html'}",
     ]
 
 

@@ -93,7 +93,12 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
             if value is not None:
                 arguments[name] = value
         begin = config.distill_start_epoch or 0
-        if weight > 0 and begin < config.epochs:
+        if begin >= config.epochs:
+            raise UserError(
+                f"distill_start_epoch must be below the {config.epochs} epochs of the run, got {begin}: begin earlier, "
+                "or give more epochs"
+            )
+        if weight > 0:
             timing = {"starting_epoch": begin, "ending_epoch": config.epochs, "frequency": 1}
             policies.append(_added(schedule, "distiller", DISTILLER, arguments, timing))
     return {**schedule, "policies": policies}
