@@ -20,7 +20,7 @@ COMMANDS = [
 SEARCHES = {
     "--name mine --trials 12": [],
     "--space auto_thresholds --workload digits": ["--trials", "6", "--concurrency", "1"],  # the same each time
-    "--space prune.yaml --name pruned": ["--trials", "3"],
+    "--schedule prune.yaml --name pruned": ["--trials", "3"],
 }
 #: What is tested elsewhere: a resumption, retraining, a long dry run.
 ELSEWHERE = ("confirm", "doctor", "--resume")
