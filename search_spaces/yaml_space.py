@@ -218,7 +218,7 @@ class _Reader:
             )
         if found.keys() & {"policies", *KINDS.values()}:
             raise UserError(
-                f"{self._file} is a compression schedule, no space: schedule {self._file} shows it, search --schedule "
+                f"{self._file} is a compression schedule, no space: schedule check {self._file} shows it, search --schedule "
                 f"{self._file} searches the values that it marks"
             )
         names = set()
