@@ -12,6 +12,7 @@ import copy
 import sys
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,44 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-# --- Base classes of hooks that must not act on copies of their module -----------------------------------------------
+# --- Hooks that must not act on copies of their module, nor be saved with it ------------------------------------------
+
+#: Dictionaries of a module about its hooks, by the hook's id.
+_DICTIONARIES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+                 "_forward_hooks_always_called")  # fmt: skip
+
+
+class _Hooks(OrderedDict[int, Any]):
+    """One of `_DICTIONARIES`; hidden hooks are called, but no part of copies, pickles and what TorchScript compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[int] = set()
+
+    def values(self) -> Any:
+        return dict(self._open()).values()
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter(self._open())
+
+    def _open(self) -> list[tuple[int, Any]]:
+        return [(key, hook) for key, hook in self.items() if key not in self.hidden]
+
+
+def hook(module: nn.Module, call: Callable[..., Any], *, after: bool = False, **options: bool) -> RemovableHandle:
+    """Register a hook before (or after) a module's forward that stays hidden in copies, pickles and TorchScript.
+
+    Beside a user's own hooks it is not hidden: their handles refer to the module's dictionary. Options are torch's.
+    """
+    for name in _DICTIONARIES:
+        if type(there := getattr(module, name)) is OrderedDict and not there:
+            setattr(module, name, _Hooks())
+    register = module.register_forward_hook if after else module.register_forward_pre_hook
+    handle = register(call, **options)
+    for name in _DICTIONARIES:
+        if isinstance(there := getattr(module, name), _Hooks):
+            there.hidden.add(handle.id)
+    return handle
 
 
 class InertInCopies:
@@ -178,8 +216,8 @@ class ExecutionRecorder(OwnedHooks):
         self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
         for index, module in enumerate(self._modules):
-            self._handles.append(module.register_forward_pre_hook(partial(self._enter, index), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(partial(self._leave, index), always_call=True))
+            self._handles.append(hook(module, partial(self._enter, index), with_kwargs=True))
+            self._handles.append(hook(module, partial(self._leave, index), after=True, always_call=True))
 
     @property
     def has_seen(self) -> bool:
@@ -216,8 +254,8 @@ class ExecutionRecorder(OwnedHooks):
         return mask_of(n for n in self._numbers(module) if not self._parameters[n].requires_grad)
 
     def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Under torch.compile this has no effect; replicas of a module are other modules.
-        if torch.compiler.is_compiling() or not self._handles or module is not self._modules[index]:
+        # Replicas of a module are other modules.
+        if is_traced() or not self._handles or module is not self._modules[index]:
             return
         if not self._running and (not torch.is_grad_enabled() or in_backward()):
             return
@@ -245,7 +283,7 @@ class ExecutionRecorder(OwnedHooks):
             known.all |= mask
 
     def _leave(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._running or self._running[-1][0] != index:
+        if is_traced() or not self._running or self._running[-1][0] != index:
             return
         _, mask, _ = self._running.pop()
         hidden = mask & self._without_graph | self._frozen(module)
@@ -266,6 +304,11 @@ class ExecutionRecorder(OwnedHooks):
 def warn_unseen(error: Exception) -> None:
     """Warn that layers stop in the order of registration, and why."""
     warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=users_level())
+
+
+def is_traced() -> bool:
+    """Return whether torch.compile, `torch.jit.trace` or an export records what runs, so that hooks must not act."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def in_backward() -> bool:
@@ -379,14 +422,24 @@ class _GraphMasks:
 
 
 class ForwardHook(OwnedHooks):
-    """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model."""
+    """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model.
+
+    ``on_trace`` is called where `torch.jit.trace` or an export is about to record the module.
+    """
+
+    def __init__(self, tell: Callable[..., None] | None = None, on_trace: Callable[[], None] | None = None) -> None:
+        super().__init__(tell)
+        self._on_trace = on_trace
 
     def watch(self, *modules: nn.Module) -> None:
-        self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
+        self._handles += [hook(module, self, with_kwargs=True) for module in modules]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Under torch.compile this has no effect.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if is_traced():
+            if self._on_trace is not None and not torch.compiler.is_compiling():
+                self._on_trace()
+            return
+        if not torch.is_grad_enabled():
             return
         seen = self._listener()
         if seen is not None:

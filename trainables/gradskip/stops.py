@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trainables.gradskip.execution_order import InertInCopies, ModelTrace, mask_of
+from trainables.gradskip.execution_order import InertInCopies, ModelTrace, hook, mask_of
 from trainables.gradskip.layers import has_running_statistics
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.replay import Blueprint, Unit
@@ -424,8 +424,8 @@ class FrozenPrefix:
         module, trains = member.module, partial(self._trains, member.above)
         if wanted and module not in self._held:
             own_mode = module.training != trains()  # the user keeps this norm in another mode than its parent
-            hook = PrefixHook(HeldNorm(module, trains), self)
-            self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
+            holding = hook(module, PrefixHook(HeldNorm(module, trains), self))
+            self._held[module] = (holding, module.training if own_mode else None)
         elif not wanted and module in self._held:
             handle, mode = self._held.pop(module)
             handle.remove()
@@ -435,7 +435,7 @@ class FrozenPrefix:
         module = member.module
         if wanted and module not in self._evaluated:
             mode = EvalMode()
-            self._evaluated[module] = (module.register_forward_pre_hook(PrefixHook(mode, self)), mode)
+            self._evaluated[module] = (hook(module, PrefixHook(mode, self)), mode)
         elif not wanted and module in self._evaluated:
             handle, mode = self._evaluated.pop(module)
             handle.remove()
@@ -444,7 +444,7 @@ class FrozenPrefix:
 
     def _detach_output(self, module: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._cut:
-            self._cut[module] = module.register_forward_hook(PrefixHook(detach_output, self))
+            self._cut[module] = hook(module, PrefixHook(detach_output, self), after=True)
         elif not wanted and module in self._cut:
             self._cut.pop(module).remove()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,26 +24,58 @@ from trainables.workloads.batch_structure import tensors_in
 Size = tuple[int, int, int, int] | tuple[()]
 
 
-class InputSizes:
-    """Watch the calls of the model that trains; tell of the first training call of each step, with its own size."""
+class WatchedCalls:
+    """Training calls of one module, which are added to sizes."""
 
-    def __init__(self, on_first_call: Callable[[Size], None]) -> None:
-        self._on_first_call = on_first_call
-        self._hook: ForwardHook | None = None
-        self._watched: nn.Module | None = None
-        self._sums = (0, 0, 0, 0)
-
-    def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> None:
-        """Watch the model that has these parameters; none where it is compiled, or not found."""
-        model = _owner(parameters) if given is None else given
-        if self._hook is None and model is not None and not is_compiled(model):
-            self._hook = ForwardHook(self._called)
-            self._hook.watch(model)
-            self._watched = unwrap(model)
+    def __init__(self, sizes: InputSizes, *, were_seen: bool = False) -> None:
+        self.were_seen = were_seen
+        self.hook = ForwardHook(self._called, sizes.on_trace)
+        self._sizes = sizes
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if in_backward():
-            return  # activations that are computed again
+        if not in_backward():  # else activations are computed again
+            self.were_seen = True
+            self._sizes.add(args, kwargs)
+
+
+class InputSizes:
+    """Watch the calls of the models that train; tell of the first training call of each step, with its own size.
+
+    ``on_trace`` is called where one is about to be recorded (`ForwardHook`).
+
+    A model that is not called itself by its optimizer's first step (`model.loss(x)`, an encoder and a decoder of one
+    optimizer) is watched by the modules that own its parameters.
+    """
+
+    def __init__(self, on_first_call: Callable[[Size], None], on_trace: Callable[[], None]) -> None:
+        self._on_first_call, self.on_trace = on_first_call, on_trace
+        self._watched: WeakKeyDictionary[nn.Module, WatchedCalls] = WeakKeyDictionary()
+        self._sums = (0, 0, 0, 0)
+
+    def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> WatchedCalls:
+        """Watch the model that has these parameters; none where it is compiled."""
+        having = _having(parameters) if given is None else [given]
+        whole = min(having, key=lambda module: sum(1 for _ in module.modules()), default=None)
+        if whole is None or any(map(is_compiled, having)):
+            return WatchedCalls(self, were_seen=bool(having))  # what has no one owner is watched by its parts
+        return self._watch(whole)
+
+    def watch_parts(self, parameters: Sequence[Tensor]) -> None:
+        """Watch the modules that own these parameters."""
+        wanted = {id(parameter) for parameter in parameters}
+        for module in _modules():
+            if any(id(p) in wanted for p in module.parameters(recurse=False)) and not is_compiled(module):
+                self._watch(module)
+
+    def _watch(self, module: nn.Module) -> WatchedCalls:
+        known = self._watched.get(unwrap(module))
+        if known is None:
+            known = self._watched[unwrap(module)] = WatchedCalls(self)
+            known.hook.watch(module)
+        return known
+
+    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Add the inputs of a call to the step's size."""
         found = [tensor for tensor in tensors_in((*args, kwargs)) if tensor.dim()]
         numbers = sum(tensor.numel() for tensor in found)
         squares = sum(tensor.numel() ** 2 // max(1, len(tensor)) for tensor in found)
@@ -54,9 +87,9 @@ class InputSizes:
     def read(self, model: nn.Module) -> None:
         """Note, before anything of a model's latest call was computed, that its prefix's outputs come from a cache.
 
-        What another model than the watched one reads counts as computed.
+        What another model than those watched reads counts as computed.
         """
-        if model is not self._watched:
+        if model not in self._watched:
             return
         calls, n, q, reads = self._sums
         self._sums = (calls, n, q, reads + 1)
@@ -69,16 +102,15 @@ class InputSizes:
         return found if found[0] else ()
 
 
-def _owner(parameters: Sequence[Tensor]) -> nn.Module | None:
-    """Return the smallest module that has all of these parameters; None if there is none, or it is compiled."""
-    wanted = {id(parameter) for parameter in parameters}
+def _modules() -> list[nn.Module]:
     # By type: a proxy may have lost its object.
-    modules = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
-    having = (module for module in modules if wanted <= {id(parameter) for parameter in module.parameters()})
-    found = [(sum(1 for _ in module.modules()), module) for module in having]
-    if any(is_compiled(module) for _, module in found):
-        return None
-    return min(found, key=lambda pair: pair[0], default=(0, None))[1]
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+
+
+def _having(parameters: Sequence[Tensor]) -> list[nn.Module]:
+    """Return the modules that have all of these parameters."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [module for module in _modules() if wanted <= {id(parameter) for parameter in module.parameters()}]
 
 
 def fitted(known: Mapping[Size, float], size: Size) -> float:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.execution_order import ModelTrace, mask_of
 from trainables.gradskip.layers import has_trained_statistics, make_plan, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
-from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, fitted
+from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, WatchedCalls, fitted
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
@@ -40,7 +40,7 @@ from trainables.gradskip.script_counting.trace_file import (
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
 from trainables.gradskip.step import SkippingStep, has_closure
-from trainables.gradskip.stops import blueprint_of
+from trainables.gradskip.stops import Reason, blueprint_of
 from trainables.runtime.memory import peak_bytes
 from trainables.storage import atomic_write
 
@@ -228,29 +228,55 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
 
 
 # --- Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure
-# The median of the measured steps of a size of inputs stands for all of that size; what others cost is fitted
-# (`input_sizes.fitted`). Stops do not change the forward pass, and the backward pass of all sizes by one share. Steps
-# that read from a forward cache have a forward pass of their own, alike in a stretch.
+# The median of the measured steps of a size of inputs stands for all of that size, or, where these differ (a penalty
+# every few steps), the mean of many in a row; what others cost is fitted (`input_sizes.fitted`). Stops do not change
+# the forward pass, and the backward pass of all sizes by one share. Steps that read from a forward cache have a
+# forward pass of their own, alike in a stretch. The dense run has the layers frozen that the user has.
 
 #: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
 #: without `torch.no_grad()`.
 LOOKS = 3
+#: Steps that are measured in a row where two of one size differ by more than a share.
+LOOKS_IN_A_ROW, ALIKE = 100, 0.01
+#: Further steps of a stretch that are measured, to find such differences: fewer and fewer.
+LATER_LOOKS = frozenset(round(1.5**n) for n in range(4, 40))
 #: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
 SIZES_DENSE, SIZES_STOPPED = 40, 8
 
 
 @dataclass(kw_only=True)
 class Stretch:
-    """Steps of one optimizer with one set of stopped layers in the process."""
+    """Steps of one optimizer with one set of stopped layers in the process, and of layers that the user froze."""
 
     steps: int = 0
     dense: bool = True  # true where nothing was stopped anywhere
+    stopped: str = ""  # what was stopped in the process
+    frozen: str = ""  # what the user froze of this optimizer
+    row_begins: int | None = None  # number of the first measured step of those in a row, which count alone
     forward_flops: list[int] = field(default_factory=list)  # of each measured step
     backward_flops: list[int] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)  # size of each measured step's inputs
     counts: dict[Size, int] = field(default_factory=dict)  # number of steps of each size
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
+
+    @property
+    def wants_look(self) -> bool:
+        """Return whether the next step is to be measured."""
+        looks, begin = len(self.sizes), self.row_begins
+        in_a_row = begin is not None and looks - begin < LOOKS_IN_A_ROW
+        return looks < LOOKS or in_a_row or self.steps + 1 in LATER_LOOKS
+
+    def add(self, size: Size, forward_flops: int, backward_flops: int) -> None:
+        """Note a measured step; if another one of its size differs, those in a row begin behind it."""
+        if self.row_begins is None and size in self.sizes:
+            known = self.sizes.index(size)
+            pairs = ((forward_flops, self.forward_flops[known]), (backward_flops, self.backward_flops[known]))
+            if any(abs(new - old) > ALIKE * old for new, old in pairs):
+                self.row_begins = len(self.sizes) + 1
+        self.sizes.append(size)
+        self.forward_flops.append(forward_flops)
+        self.backward_flops.append(backward_flops)
 
 
 def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
@@ -259,11 +285,13 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
     ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
     """
-    whole_forward = {size: flops for size, flops in _medians(stretches, "forward_flops").items() if not _reads(size)}
+    whole_forward = {size: flops for size, flops in _typical(stretches, "forward_flops").items() if not _reads(size)}
     measured = [s for s in stretches if s.backward_flops]
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
-    alike = [s for s in measured if s.dense == seen.dense and (s.dense or s is seen)]
-    dense = _medians(alike, "backward_flops")
+    dense_by_frozen: dict[str, dict[Size, float]] = {}
+    for frozen in {s.frozen for s in stretches}:
+        alike = [s for s in measured if s.dense and s.frozen == frozen] or [s for s in measured if s.dense] or [seen]
+        dense_by_frozen[frozen] = _typical(alike, "backward_flops")
     names = (
         "forward_flops", "backward_flops", "dense_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes"
     )  # fmt: skip
@@ -271,9 +299,10 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     for stretch in stretches:
         if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
             seen = stretch
-        own, own_forward = _medians([seen], "backward_flops"), _medians([seen], "forward_flops")
+        dense = dense_by_frozen[stretch.frozen]
+        own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
         reading = {size: flops for size, flops in own_forward.items() if _reads(size)}
-        whole = sum(fitted(dense, size) for size in own)
+        whole = sum(fitted(dense_by_frozen[seen.frozen], size) for size in own)
         share = sum(own.values()) / whole if whole else 0.0
         for size, count in stretch.counts.items():
             computing = (*size[:3], 0) if size else ()
@@ -293,12 +322,16 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     }
 
 
-def _medians(stretches: Iterable[Stretch], name: str) -> dict[Size, float]:
-    found: dict[Size, list[int]] = {}
+def _typical(stretches: Iterable[Stretch], name: str) -> dict[Size, float]:
+    """Return the FLOPs of a step by size: of those in a row the mean, else the median."""
+    first: dict[Size, list[int]] = {}
+    in_a_row: dict[Size, list[int]] = {}
     for stretch in stretches:
-        for size, flops in zip(stretch.sizes, getattr(stretch, name), strict=True):
-            found.setdefault(size, []).append(flops)
-    return {size: float(median_low(values[:LOOKS])) for size, values in found.items()}
+        for look, (size, flops) in enumerate(zip(stretch.sizes, getattr(stretch, name), strict=True)):
+            counts = stretch.row_begins is not None and look >= stretch.row_begins
+            (in_a_row if counts else first).setdefault(size, []).append(flops)
+    medians = {size: float(median_low(values[:LOOKS])) for size, values in first.items()}
+    return medians | {size: fmean(values) for size, values in in_a_row.items()}
 
 
 def _reads(size: Size) -> int:
@@ -319,8 +352,10 @@ class StepRecord:
         self._process = process
         self.gradskip = weakref.ref(gradskip)
         self.stretches = [Stretch()]
-        self._begun_with: set[Size] = set()  # sizes of first calls in measured steps of the stretch
+        self._begun_with: dict[tuple[str, str], set[Size]] = {}  # sizes of first calls in measured steps, by stretch
+        self._trained: list[bool] = []  # what required a gradient at the last step
         self._size: Size = ()  # of the step's inputs
+        self.calls: WatchedCalls | None = None  # of the model, until the first step
         self.last_step = process.steps  # this optimizer's, counted over all steps of the process
         self.parameters = len(gradskip.parameters)
         self.watch = list(watch_needed(gradskip.parameters, None))
@@ -353,15 +388,17 @@ class StepRecord:
     @property
     def wants_look(self) -> bool:
         """Return whether too few steps since the last change were measured, and another one is expected."""
-        return len(self.stretches[-1].forward_flops) < LOOKS and self._goes_on
+        return self.stretches[-1].wants_look and self._goes_on
 
     def wants_size(self, size: Size) -> bool:
         """Return whether a step of this input size should be measured: none was, and few enough others were."""
-        most = SIZES_DENSE if self.stretches[-1].dense else SIZES_STOPPED
-        others = sum(_reads(other) == _reads(size) for other in self._begun_with)
-        if size in self._begun_with or others >= most or not self._goes_on:
+        stretch = self.stretches[-1]
+        begun_with = self._begun_with.setdefault((stretch.stopped, stretch.frozen), set())
+        others = sum(_reads(other) == _reads(size) for other in begun_with)
+        most = SIZES_DENSE if stretch.dense else SIZES_STOPPED
+        if size in begun_with or others >= most or not self._goes_on:
             return False
-        self._begun_with.add(size)
+        begun_with.add(size)
         return True
 
     def read(self, model: nn.Module) -> None:
@@ -370,6 +407,7 @@ class StepRecord:
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._process.stepping = True
+        self._look_at_user()
         if not has_closure(args, kwargs):
             self._take()  # what follows is the optimizer's own arithmetic
 
@@ -382,17 +420,33 @@ class StepRecord:
         stretch.steps += 1
         stretch.counts[self._size] = stretch.counts.get(self._size, 0) + 1
         self._size = ()
+        if self.calls is not None and not self.calls.were_seen:
+            self._process.inputs.watch_parts(gradskip.parameters)
+        self.calls = None
         self._process.end_step(self)
 
     def _take(self) -> None:
         seen = self._process.take()
         stretch = self.stretches[-1]
         self._size = self._process.inputs.take() or self._size
-        if seen is not None and stretch.sizes.count(self._size) < LOOKS:
-            stretch.sizes.append(self._size)
-            stretch.forward_flops.append(seen[0])
-            stretch.backward_flops.append(seen[1])
+        if seen is not None:
+            stretch.add(self._size, *seen)
             self._take_bytes(stretch)
+
+    def _look_at_user(self) -> None:
+        """Begin another stretch where the user has frozen or unfrozen parameters."""
+        gradskip = self.gradskip()
+        assert gradskip is not None  # it steps
+        trained = [parameter.requires_grad for parameter in gradskip.parameters]
+        if trained != self._trained:
+            self._trained = trained
+            gradskip.stops.look_at_user()
+            if self._frozen() != self.stretches[-1].frozen:
+                self.begin_stretch(self._process.stopped())
+
+    def _frozen(self) -> str:
+        gradskip = self.gradskip()
+        return self.stretches[-1].frozen if gradskip is None else f"{mask_of(gradskip.stops.of(Reason.USER)):x}"
 
     def _take_bytes(self, stretch: Stretch) -> None:
         gradskip = self.gradskip()
@@ -406,11 +460,14 @@ class StepRecord:
                 stretch.gradient_bytes += size
                 stretch.optimizer_bytes += 2 * size + kept
 
-    def begin_stretch(self, *, dense: bool) -> None:
+    def begin_stretch(self, stopped: str) -> None:
+        """Go on with the stretch that has these stops and what the user has frozen now, or begin it."""
+        frozen = self._frozen()
         if self.stretches[-1].steps == 0:
             self.stretches.pop()
-        self.stretches.append(Stretch(dense=dense))
-        self._begun_with.clear()
+        known = [place for place, s in enumerate(self.stretches) if (s.stopped, s.frozen) == (stopped, frozen)]
+        again = self.stretches.pop(known[0]) if known else None
+        self.stretches.append(again or Stretch(dense=not stopped, stopped=stopped, frozen=frozen))
 
     def state_dict(self) -> dict[str, Any]:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
@@ -428,7 +485,7 @@ class ProcessRecord:
 
     def __init__(self) -> None:
         self.flops = StepFlops()
-        self.inputs = InputSizes(self._first_call)
+        self.inputs = InputSizes(self._first_call, self._stop_looking)
         self.records: list[StepRecord] = []
         self.steps = 0  # of all optimizers
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
@@ -442,13 +499,13 @@ class ProcessRecord:
         record = StepRecord(gradskip, self)
         self.has_model = given_model is not None and (self.has_model or not self.records)
         self.has_norms |= given_model is not None and any(map(has_trained_statistics, given_model.modules()))
-        self.inputs.watch(gradskip.parameters, given_model)
+        record.calls = self.inputs.watch(gradskip.parameters, given_model)
         if self.trace is not None:
             self.trace.drop()  # settings stop layers of one optimizer, and these are several
         elif (watch := os.environ.get(TRACE_VARIABLE)) and not self.records and os.environ.get("RANK", "0") == "0":
             self._trace_run(gradskip, given_model, record, watch)
         self.records.append(record)
-        record.begin_stretch(dense=self._nothing_is_stopped())
+        record.begin_stretch(self.stopped())
         self.settle()
         return record
 
@@ -469,6 +526,11 @@ class ProcessRecord:
             if not self.flops.at_work:
                 self.flops.begin()
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
+
+    def _stop_looking(self) -> None:
+        """Leave this step uncounted: `torch.jit.trace` takes results for constants while operations are counted."""
+        self.flops.end()
+        self._since = None
 
     def take(self) -> tuple[int, int] | None:
         """Return the step's FLOPs (forward, backward) and end their count; None if not all were counted."""
@@ -496,19 +558,22 @@ class ProcessRecord:
 
     def _begin_stretches(self) -> None:
         self._changed = False
-        dense = self._nothing_is_stopped()
+        stopped = self.stopped()
         for record in self.records:
-            record.begin_stretch(dense=dense)
+            record.begin_stretch(stopped)
 
-    def _nothing_is_stopped(self) -> bool:
-        return not any(skip.stops.any for record in self.records if (skip := record.gradskip()) is not None)
+    def stopped(self) -> str:
+        """Return what the optimizers have stopped, as text; empty if nothing."""
+        skips = ((number, record.gradskip()) for number, record in enumerate(self.records))
+        return " ".join(
+            f"{number}:{mask_of(skip.stops.numbers):x}" for number, skip in skips if skip is not None and skip.stops.any
+        )
 
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
         wanted = any(record.wants_look for record in self.records)
         if not wanted:
-            self.flops.end()
-            self._since = None
+            self._stop_looking()
         elif not self.flops.at_work:
             self.flops.begin()
             self._since = None
