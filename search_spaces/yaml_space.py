@@ -218,8 +218,8 @@ class _Reader:
             )
         if found.keys() & {"policies", *KINDS.values()}:
             raise UserError(
-                f"{self._file} is a compression schedule, no space: schedule check {self._file} shows it, search --schedule "
-                f"{self._file} searches the values that it marks"
+                f"{self._file} is a compression schedule, no space: schedule check {self._file} shows it, "
+                f"search --schedule {self._file} searches the values that it marks"
             )
         names = set()
         for key, _ in node.value:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.weight_norm import WeightNorm
@@ -125,7 +126,9 @@ def make_plan(
     if not whole_units:
         units = [Unit(number=min(weights), watched=weights, end=max(members)) for weights, members in layers]
         units.sort(key=lambda unit: unit.end)
-        return LayerPlan(order=tuple(range(len(parameters))), units=tuple(units))
+        numbers = tuple(range(len(parameters)))
+        last_end = _end_of_last_unit(parameters, numbers, units[-1].end) if units and model is not None else -1
+        return LayerPlan(order=numbers, units=tuple(units), last_end=last_end)
     if model is None:
         raise UserError("CAC_WHOLE_UNITS=1 needs the model, to know what belongs together: give model=")
     order = tuple(range(len(parameters)) if order is None else order)
@@ -212,19 +215,22 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
 def unit_ends(model: nn.Module, *, of_all_kinds: bool = False) -> tuple[int, ...]:
     """Return the last number of each whole unit whose stop leaves something to train.
 
-    Units are of convolutions, or of linear layers where there is none; ``of_all_kinds`` has both.
+    Units are of what the default watches, or `watch_needed`; ``of_all_kinds`` has linear layers, too.
     """
     parameters = list(model.parameters())
-    for watch in (KINDS,) if of_all_kinds else ((kind,) for kind in KINDS):
-        plan = make_plan(parameters, watch, model=model, whole_units=True)
-        if plan.units:
-            return tuple(unit.end for unit in plan.units if unit.end < len(parameters) - 1)
-    return ()
+    watch = watch_needed(parameters, model) or (KINDS if of_all_kinds else KINDS[:1])
+    units = make_plan(parameters, watch, model=model, whole_units=True).units
+    return tuple(unit.end for unit in units if unit.end < len(parameters) - 1)
 
 
 def watch_needed(parameters: Sequence[Tensor], model: nn.Module | None) -> tuple[str, ...]:
-    """Return the ``CAC_WATCH`` that finds layers to stop if the default finds none; empty if it finds some."""
-    for number, watch in enumerate(KINDS):
-        if make_plan(list(parameters), (watch,), model=model, whole_units=False).units:
-            return () if number == 0 else (watch,)
-    return ()
+    """Return the ``CAC_WATCH`` that finds layers to stop if the default finds none; empty if it finds some.
+
+    It is linear layers, and the classes of convolutions of one or three dimensions, which only a model tells.
+    """
+    given = {id(p) for p in parameters}
+    modules = () if model is None else unwrap(model).modules()
+    convolutions = [m for m in modules if isinstance(m, _ConvNd) and any(id(p) in given for p in m.parameters())]
+    watch = (*sorted({type_before_parametrizations(m).__name__ for m in convolutions}), "linear")
+    plans = [make_plan(list(parameters), kinds, model=model) for kinds in (KINDS[:1], watch)]
+    return watch if plans[1].units and not plans[0].units else ()

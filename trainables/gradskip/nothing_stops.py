@@ -54,7 +54,7 @@ def never_fires(
     if mode != "manual" and units == 0:
         return (
             f"will stop nothing: CAC_WATCH={','.join(settings.watch)} finds no layer to watch (conv: 4-D weights, "
-            "linear: 2-D weights); choose another kind"
+            "linear: 2-D weights); choose another kind, or a class of modules such as Conv1d"
         )
     if mode != "manual" and stoppable == 0:
         return "will stop nothing: the only watched layer is the last thing that trains, and the last one never stops"

@@ -60,6 +60,26 @@ def scale_learning_rates(
             one.base_lrs = [rate * factor for rate in one.base_lrs]
 
 
+def _check_first_step(gradskip: GradientSkip) -> None:
+    """Raise UserError at the first step if its learning rates are not the scaled ones, for the loop writes its own."""
+    factor, optimizer = gradskip.settings.lr_factor, gradskip.optimizer
+    scaled = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def check(*_: Any) -> None:
+        gradskip.before.remove(check)
+        gradskip.refresh()
+        for group, rate in zip(optimizer.param_groups, scaled, strict=False):
+            if gradskip.iteration == 0 and "initial_lr" not in group and float(group["lr"]) != rate:
+                raise UserError(
+                    f"CAC_LR_FACTOR={factor:g} has no effect where the loop writes learning rates, got "
+                    f"{float(group['lr']):g} in place of {rate:g} before the first step: leave it out, or set "
+                    'group["initial_lr"] = group["lr"] behind the optimizer, and let the loop write multiples of that'
+                )
+
+    gradskip.before.append(check)
+    gradskip.refresh()
+
+
 def _with_inner(scheduler: Any) -> Iterator[Any]:
     yield scheduler
     for inner in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
@@ -103,6 +123,8 @@ def wrap(
     scale_learning_rates(optimizer, settings.lr_factor, schedulers=schedulers, check=True)
     gradskip = GradientSkip(optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps)
     scale_learning_rates(optimizer, settings.lr_factor, schedulers=schedulers)
+    if settings.lr_factor != 1:
+        _check_first_step(gradskip)
     optimizer.gradskip = gradskip  # type: ignore[attr-defined]
     add_to_optimizer = optimizer.add_param_group
 

@@ -40,6 +40,7 @@ class LayerPlan:
     whole_units: bool = False  # true if a manual stop includes the whole unit of its layer
     ends: tuple[int, ...] = ()
     """Positions at which whole units end, ascending, those of layers that the user has frozen included."""
+    last_end: int = -1  # position of the last unit's bias and norm, which are no rest to train; -1 if not known
 
     def position_of_stop(self, number: int) -> int:
         """Return the last position that a manual stop of this number includes."""
@@ -51,7 +52,7 @@ class LayerPlan:
     def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:
         """Return the units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
         last = max((position for position, number in enumerate(self.order) if trains(number)), default=-1)
-        return tuple(unit for unit in self.units if unit.end < last)
+        return tuple(u for u in self.units if max(u.end, self.last_end if u is self.units[-1] else -1) < last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -257,7 +257,7 @@ class SkippingStep:
                 )
             scale, found_inf = (getattr(self.optimizer, name, None) for name in ("grad_scale", "found_inf"))
             self.signal.observe(self._running_units(), scale, found_inf)
-        for listener in self.before:
+        for listener in tuple(self.before):  # one may leave
             listener(args, kwargs)
         self._arrange(self._decide())
 

@@ -1,8 +1,8 @@
-"""FLOPs of an operation by torch's formulas, with one corrected and one for attention on a CPU added.
+"""FLOPs of an operation by torch's formulas, with two corrected, and others added for what torch has no formula.
 
 torch counts the gradient of a grouped convolution's weights as if every group saw all channels: for a depthwise
 convolution this is too much by a factor of the number of channels (torch 2.13,
-`torch.utils.flop_counter.conv_backward_flop`).
+`torch.utils.flop_counter.conv_backward_flop`), and products with a sparse matrix as if it were dense.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import (
     FlopCounterMode,
     flop_registry,
@@ -47,6 +48,37 @@ def convolution_backward_flops(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
+def trilinear_flops(
+    x1: Sequence[int], x2: Sequence[int], x3: Sequence[int], expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """Return the FLOPs of a sum over products of three tensors, each expanded at some dimensions (`nn.Bilinear`).
+
+    >>> trilinear_flops((2, 4), (3, 4, 5), (2, 5), [1, 3], [0], [1, 2])
+    240
+    """
+    whole = [1] * (len(x1) + len(expand1))
+    for shape, expanded in ((x1, expand1), (x2, expand2), (x3, expand3)):
+        sizes = iter(shape)
+        whole = [max(size, 1 if d in expanded else next(sizes)) for d, size in enumerate(whole)]
+    return 2 * prod(whole)
+
+
+def _product_flops(formula: Callable[..., int]) -> Callable[..., int]:
+    """Return the formula of a matrix product, of tensors; what a sparse layout leaves out costs nothing."""
+
+    def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        flops = formula(*args, out_val=out_val, **kwargs)
+        for matrix in args:
+            if isinstance(matrix, Tensor) and matrix.layout is not torch.strided and matrix.numel():
+                kept = matrix._values() if matrix.layout is torch.sparse_coo else matrix.values()
+                flops = flops * kept.numel() // matrix.numel()
+        return flops
+
+    count._get_raw = True  # type: ignore[attr-defined]  # torch gives it tensors, not shapes
+    return count
+
+
 #: Formulas in place of torch's, or where torch has none, of shapes.
 _OURS: dict[Any, Callable[..., int]] = {
     _aten.convolution_backward: convolution_backward_flops,
@@ -56,6 +88,15 @@ _OURS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, query, key, value, *_, **__: (
         sdpa_backward_flop_count(grad, query, key, value)
     ),
+    **{packet: _product_flops(flop_registry[packet]) for packet in (_aten.mm, _aten.addmm, _aten.bmm)},
+    _aten._sparse_addmm: _product_flops(flop_registry[_aten.addmm]),
+    _aten.mv: lambda matrix, *_, **__: 2 * prod(matrix),
+    _aten.addmv: lambda vector, matrix, *_, **__: 2 * prod(matrix),
+    _aten.dot: lambda vector, *_, **__: 2 * prod(vector),
+    _aten.vdot: lambda vector, *_, **__: 2 * prod(vector),
+    _aten._trilinear: trilinear_flops,
+    _aten._cdist_forward: lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1],
+    _aten._cdist_backward: lambda grad, x1, *_, **__: 2 * prod(grad) * x1[-1],
 }
 
 
@@ -95,4 +136,5 @@ def uncompiled() -> AbstractContextManager[Any]:
 def formula_of(operation: Any) -> Callable[..., int] | None:
     """Return the formula of an operation (an overload packet), (*args, out_val=..., **kwargs) -> FLOPs, or None."""
     found: Callable[..., int] | None = flop_registry.get(operation)
-    return shape_wrapper(_OURS[operation]) if operation in _OURS else found
+    ours = _OURS.get(operation)
+    return found if ours is None else ours if hasattr(ours, "_get_raw") else shape_wrapper(ours)

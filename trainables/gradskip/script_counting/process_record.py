@@ -358,8 +358,8 @@ class StepRecord:
         self.calls: WatchedCalls | None = None  # of the model, until the first step
         self.last_step = process.steps  # this optimizer's, counted over all steps of the process
         self.parameters = len(gradskip.parameters)
-        self.watch = list(watch_needed(gradskip.parameters, None))
         model, last = gradskip.numbering.model, len(gradskip.parameters) - 1
+        self.watch = list(watch_needed(gradskip.parameters, model))
         plan = gradskip.blueprint.plan
         if model is not None:  # units end behind their biases and norms
             watch = self.watch or Settings().watch
@@ -583,14 +583,15 @@ class ProcessRecord:
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
-        Layers are those of the latest optimizer with the most parameters; FLOPs and bytes those of all ``processes``.
+        Layers are those of the latest optimizer with the most parameters, units those that every optimizer can stop;
+        FLOPs and bytes are those of all ``processes``.
         """
         if not self.records:
             return None
         totals = [totals_of(record.stretches) for record in self.records]
         iterations = [record.iteration for record in self.records]
         largest = max(reversed(self.records), key=lambda record: record.parameters)
-        names = largest.blueprint.names
+        names, fewest = largest.blueprint.names, min(record.parameters for record in self.records)
         several = len(self.records) > 1
         on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         return {
@@ -612,7 +613,7 @@ class ProcessRecord:
             "optimizers": len(self.records),
             "parameters": largest.parameters,
             "layer_names": None if names is None else list(names),
-            "unit_ends": largest.unit_ends,
+            "unit_ends": [end for end in largest.unit_ends if end < fewest],
             "watch": largest.watch,
             "has_model": self.has_model,
             "has_norms": self.has_norms and self.has_model,
