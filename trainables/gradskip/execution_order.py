@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 # --- Hooks that must not act on copies of their module, nor be saved with it ------------------------------------------
 
-#: Dictionaries of a module about its hooks, by the hook's id.
-_DICTIONARIES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
-                 "_forward_hooks_always_called")  # fmt: skip
+#: Dictionaries of a module by a hook's id: hooks before its forward and after it, and their options.
+_BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+_AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 class _Hooks(OrderedDict[int, Any]):
-    """One of `_DICTIONARIES`; hidden hooks are called, but no part of copies, pickles and what TorchScript compiles."""
+    """One of these; hidden hooks are called, but no part of copies, pickles and what TorchScript compiles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,12 +61,13 @@ def hook(module: nn.Module, call: Callable[..., Any], *, after: bool = False, **
 
     Beside a user's own hooks it is not hidden: their handles refer to the module's dictionary. Options are torch's.
     """
-    for name in _DICTIONARIES:
-        if type(there := getattr(module, name)) is OrderedDict and not there:
+    names = _AFTER if after else _BEFORE
+    if not any(getattr(module, name) for name in names):
+        for name in names:
             setattr(module, name, _Hooks())
     register = module.register_forward_hook if after else module.register_forward_pre_hook
     handle = register(call, **options)
-    for name in _DICTIONARIES:
+    for name in names:
         if isinstance(there := getattr(module, name), _Hooks):
             there.hidden.add(handle.id)
     return handle

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from conv_models import EXECUTION, Shuffled, conv_model
+from counted_loops import record_of
 from loops import equal, train, weights
 from torch import Tensor, nn
 
@@ -161,11 +163,39 @@ class TestTrace:
         assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
-    def test_a_pickled_model_carries_no_recorder(self) -> None:
-        import pickle
-
+    def test_a_model_is_saved_scripted_and_traced_as_without_hooks(self, own_records: None) -> None:
         model = conv_model()
-        optimizer = SGD(model.parameters(), lr=0.1, model=model)
-        twin = pickle.loads(pickle.dumps(model))
-        twin(torch.ones(2, 1, 8, 8))
-        assert optimizer.gradskip.numbering.trace is None
+        settings = Settings(stop_layer_num=(3,), stop_layer_itr=(0,), norm_statistics="hold", prefix_mode="eval")
+        optimizer = SGD(model.parameters(), lr=0.1, model=model, settings=settings)
+        record_of().add(optimizer.gradskip, model)  # as in a search
+        x = torch.ones(2, 1, 8, 8)
+        for _ in range(3):
+            before = optimizer.gradskip.numbering.trace
+            buffer = io.BytesIO()
+            torch.save(model, buffer)
+            buffer.seek(0)
+            with torch.serialization.safe_globals(list({type(module) for module in model.modules()})):
+                loaded = torch.load(buffer)
+            model.eval()
+            expected = model(x).detach()
+            for made in (loaded.eval(), copy.deepcopy(model), torch.jit.script(model), torch.jit.trace(model, x)):
+                assert torch.allclose(made(x), expected, atol=1e-6)
+            assert not any(m._forward_pre_hooks or m._forward_hooks for m in loaded.modules())
+            assert before is not None or optimizer.gradskip.iteration == 0
+            model.train()
+            train(model, optimizer, 1)
+            assert any(m._forward_pre_hooks for m in model.modules())
+        assert optimizer.gradskip.stopped
+
+    def test_a_users_hook_is_saved_and_removed_as_ever(self) -> None:
+        model = conv_model()
+        seen: list[str] = []
+        early = model[0].register_forward_pre_hook(lambda *_: seen.append("early"))
+        SGD(model.parameters(), lr=0.1, model=model)
+        late = model[1].register_forward_pre_hook(lambda *_: seen.append("late"))
+        copy.deepcopy(model)(x := torch.ones(2, 1, 8, 8))
+        assert seen == ["early", "late"]
+        early.remove()
+        late.remove()
+        model(x)
+        assert seen == ["early", "late"]

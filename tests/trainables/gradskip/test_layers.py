@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
+from trainables.gradskip.layers import unit_ends, watch_needed
 
 
 def split_by_decay(model: nn.Module) -> list[dict[str, Any]]:
@@ -81,6 +82,28 @@ class TestWatch:
         expected = {n for n in names if n.startswith(("embed.", "blocks."))}
         assert [e.layer for e in optimizer.gradskip.events] == [u.number for u in units]
         assert stopped == expected
+
+    def test_convolutions_of_other_dimensions_are_watched_by_their_class(self) -> None:
+        layers = [nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Conv1d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2)]
+        model = nn.Sequential(*layers)
+        assert watch_needed(list(model.parameters()), model) == ("Conv1d", "linear")
+        assert watch_needed(list(model.parameters()), None) == ("linear",)
+        assert unit_ends(model) == (1, 3)
+        assert watch_needed(list(conv_model().parameters()), conv_model()) == ()
+
+    @pytest.mark.parametrize("with_model", [True, False])
+    def test_the_rule_leaves_a_last_layer_with_a_bias(self, with_model: bool) -> None:
+        """Without the model nobody knows that what is left is no more than its bias."""
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
+        settings = Settings(start_itr=0, samples=1, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
+        optimizer = SGD(
+            model.parameters(), lr=0.1, weight_decay=1.0, settings=settings, model=model if with_model else None
+        )
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1, 6, 6)).square().mean().backward()
+            optimizer.step()
+        assert [e.layer for e in optimizer.gradskip.events] == ([0] if with_model else [0, 2])
 
     @pytest.mark.parametrize(
         ("settings", "message"),

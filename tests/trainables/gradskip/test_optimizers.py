@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -173,6 +174,32 @@ def test_a_factor_that_would_be_lost_is_refused() -> None:
     del optimizer.param_groups[0]["lr"]
     with pytest.raises(UserError, match="CAC_LR_FACTOR=4 multiplies learning rates, of which SGD has none: leave"):
         wrap(optimizer, FASTER)
+
+
+def test_a_loop_that_writes_rates_by_itself_has_them_scaled_or_is_refused() -> None:
+    def trained(optimizer: Any, model: Any, rate: Callable[[dict[str, Any]], float]) -> list[torch.Tensor]:
+        def write(step: int) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(group) / (step + 2)
+
+        write(-1)
+        train(model, optimizer, 4, each=write)
+        return list(model.parameters())
+
+    torch.manual_seed(0)
+    models = [conv_model()]
+    models += [copy.deepcopy(models[0]) for _ in range(2)]
+    with pytest.raises(
+        UserError, match=r"CAC_LR_FACTOR=4 has no effect where the loop writes.*got 0.01 in place of 0.04"
+    ):
+        trained(SGD(models[0].parameters(), lr=0.01, settings=FASTER), models[0], lambda _: 0.01)
+    optimizer = SGD(models[1].parameters(), lr=0.01, settings=FASTER)
+    optimizer.param_groups[0]["initial_lr"] = optimizer.param_groups[0]["lr"]
+    torch.manual_seed(0)
+    found = trained(optimizer, models[1], lambda group: group["initial_lr"])
+    torch.manual_seed(0)
+    wanted = trained(torch.optim.SGD(models[2].parameters(), lr=0.04), models[2], lambda _: 0.04)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_a_loaded_state_has_its_rates_already() -> None:

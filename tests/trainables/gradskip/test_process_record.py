@@ -80,6 +80,8 @@ def test_units_end_behind_their_norms_where_the_model_is_known() -> None:
     for one, given, ends in ((net, None, [0, 4]), (net, net, [3, 7]), (linear, linear, [3]), (linear, None, [])):
         record = record_of(gradskip.SGD(one.parameters(), lr=0.01, settings=settings(), model=given))
         assert summary_of(record)["unit_ends"] == ends
+    optimizers = [gradskip.SGD(one.parameters(), lr=0.01, settings=settings(), model=one) for one in (net, linear)]
+    assert summary_of(record_of(*optimizers))["unit_ends"] == [3]  # the smaller one has six parameters
 
 
 @pytest.mark.parametrize("given", [True, False])

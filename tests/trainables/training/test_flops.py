@@ -124,6 +124,28 @@ def test_grouped_convolutions_cost_what_their_groups_do(kind: type[torch.nn.Modu
     assert formula(out, x, layer.weight, None, 2, 0, 1, layer.transposed, 0, groups, (False, True, True)) == forward
 
 
+def test_products_that_torch_has_no_formula_for_cost_what_their_loops_do() -> None:
+    from trainables.runtime.operator_flops import flop_counter
+
+    sparse = torch.eye(6).to_sparse()
+    tall, wide = torch.rand(6, 3), torch.rand(6, 2)
+    vector = torch.rand(3)
+    bilinear = torch.nn.Bilinear(3, 2, 5)
+    for product, flops in (
+        (lambda: tall @ vector, 2 * 6 * 3),
+        (lambda: torch.addmv(torch.rand(6), tall, vector), 2 * 6 * 3),
+        (lambda: vector.dot(vector), 2 * 3),
+        (lambda: bilinear(tall, wide), 2 * 6 * 3 * 2 * 5),
+        (lambda: torch.cdist(tall, torch.rand(4, 3), p=1), 2 * 6 * 4 * 3),
+        (lambda: sparse @ tall, 2 * 6 * 3),  # six numbers are stored
+        (lambda: torch.sparse.mm(sparse.to_sparse_csr(), tall), 2 * 6 * 3),
+        (lambda: tall.T @ tall, 2 * 3 * 6 * 3),
+    ):
+        with flop_counter() as counted, torch.no_grad():
+            product()
+        assert counted.get_total_flops() == flops
+
+
 class _Compiled(Tiny):
     """Its model comes compiled from the user's hands."""
 

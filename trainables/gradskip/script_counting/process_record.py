@@ -421,7 +421,7 @@ class StepRecord:
         stretch.counts[self._size] = stretch.counts.get(self._size, 0) + 1
         self._size = ()
         if self.calls is not None and not self.calls.were_seen:
-            self._process.inputs.watch_parts(gradskip.parameters)
+            self._process.watch_parts(gradskip.parameters)
         self.calls = None
         self._process.end_step(self)
 
@@ -526,6 +526,12 @@ class ProcessRecord:
             if not self.flops.at_work:
                 self.flops.begin()
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
+
+    def watch_parts(self, parameters: Sequence[Tensor]) -> None:
+        """Watch the modules that own these parameters; sizes so far were without their calls."""
+        self.inputs.watch_parts(parameters)
+        for stretch in (stretch for record in self.records for stretch in record.stretches):
+            stretch.sizes, stretch.counts = [() for _ in stretch.sizes], {(): stretch.steps}
 
     def _stop_looking(self) -> None:
         """Leave this step uncounted: `torch.jit.trace` takes results for constants while operations are counted."""

@@ -1,0 +1,142 @@
+"""Loops whose steps differ, as their optimizers count them, against torch's counter over the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from counted_loops import record_of, settings, summary_of
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables import gradskip
+
+pytestmark = pytest.mark.usefixtures("own_records")
+
+#: Makes the optimizer of a model: a stop of the layer with this number behind step 20.
+Make = Callable[[nn.Module, int], torch.optim.Optimizer]
+STEPS = 45
+
+
+def convolutions() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [part for n in (3, 8, 8) for part in (nn.Conv2d(n, 8, 3, padding=1), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 36, 4))
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 3, 6, 6), torch.arange(4)
+
+
+def whole_after_its_head(make: Make) -> None:
+    net = convolutions()
+    net[:6].requires_grad_(False)
+    optimizer = make(net, 1)
+    for step in range(STEPS):
+        if step == 10:
+            net.requires_grad_(True)
+        x, y = images()
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def penalty_every_third_step(make: Make) -> None:
+    net = convolutions()
+    optimizer = make(net, 1)
+    for step in range(STEPS):
+        x, y = images()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        if step % 3 == 0:
+            loss = loss + net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.head = nn.Embedding(20, 8), nn.Linear(8, 16), nn.Linear(16, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.head(F.relu(self.inner(self.table(tokens))))
+        return scores
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        return F.cross_entropy(self.forward(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def sentences(seed: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(STEPS):
+        length = int(torch.randint(3, 12, (), generator=generator))
+        yield torch.randint(0, 20, (4, length), generator=generator)
+
+
+def model_that_is_not_called_itself(make: Make) -> None:
+    net = Language()
+    optimizer = make(net, 2)
+    for tokens in sentences(0):
+        optimizer.zero_grad()
+        net.loss(tokens).backward()
+        optimizer.step()
+
+
+def folds(make: Make) -> None:
+    for fold in range(3):
+        net = Language()
+        optimizer = make(net, 2)
+        for tokens in sentences(fold):
+            optimizer.zero_grad()
+            F.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
+            optimizer.step()
+
+
+def encoder_and_decoder(make: Make) -> None:
+    torch.manual_seed(0)
+    encoder, cell, out = nn.Linear(6, 8), nn.GRUCell(6, 8), nn.Linear(8, 6)
+    optimizers = [make(encoder, 0), make(nn.ModuleList([cell, out]), 1)]
+    for tokens in sentences(1):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        state, loss = encoder(torch.randn(4, 6)), torch.zeros(())
+        for _ in range(tokens.shape[1]):
+            state = cell(torch.randn(4, 6), state)
+            loss = loss + out(state).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def flops_of(loop: Callable[[Make], None], make: Make) -> int:
+    with FlopCounterMode(display=False) as counter:
+        loop(make)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("loop", "tolerance"),
+    [(whole_after_its_head, 0), (penalty_every_third_step, 0.01), (model_that_is_not_called_itself, 0), (folds, 0),
+     (encoder_and_decoder, 0.001)],
+)  # fmt: skip
+def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tolerance: float) -> None:
+    record = record_of()
+
+    def stopping(net: nn.Module, layer: int) -> torch.optim.Optimizer:
+        return gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((layer, 20)))
+
+    def recorded(net: nn.Module, layer: int) -> torch.optim.Optimizer:
+        optimizer = stopping(net, layer)
+        record.add(optimizer.gradskip, net)  # type: ignore[attr-defined]
+        return optimizer
+
+    loop(recorded)
+    found = summary_of(record)
+    executed = flops_of(loop, stopping)
+    dense = flops_of(loop, lambda net, layer: torch.optim.SGD(net.parameters(), lr=0.01))
+    assert found["forward_flops"] + found["backward_flops"] == pytest.approx(executed, rel=tolerance)
+    assert found["dense_flops"] == pytest.approx(dense, rel=tolerance)
+    assert executed < dense
