@@ -153,11 +153,14 @@ class Race:
         return self._found[1]
 
     def _say_cost(self, one: BestSetting) -> None:
-        cost = len(self.seeds) * (2 - one.saved)
+        begun, refused = self._trials.begun(), len(self.beyond())
+        baselines = sum(self._again(self._baseline(), seed).key not in begun for seed in self.seeds)
+        cost = len(self.seeds) * (1 - one.saved) + baselines
         self._say_once(
             f"seeds of {one.trial}",
-            f"trial {one.trial} saves {percent(one.saved)}: it and the baseline on up to "
-            f"{plural(len(self.seeds), 'further seed')}, at most {cost:.1f} full trainings",
+            f"trial {one.trial} saves {percent(one.saved)}: {'it and the baseline' if baselines else 'it'} on up to "
+            f"{plural(len(self.seeds), 'further seed')}, at most {cost:.1f} full trainings"
+            f"{f' ({refused} of at most {MOST_SETTINGS} settings lost too much over them)' if refused else ''}",
         )
 
     def _say_once(self, key: str, text: str) -> None:

@@ -58,7 +58,9 @@ def test_what_saves_most_is_trained_beside_the_baseline_until_it_is_decided(
     )
 
 
-def test_where_the_mean_loses_too_much_the_next_one_follows_on_the_same_baselines(tmp_path: Path) -> None:
+def test_where_the_mean_loses_too_much_the_next_one_follows_on_the_same_baselines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Trial 1 loses 30 points from its first further seed on; 1 is allowed."""
     search = a_search(tmp_path)
     runs = on_seeds(play(search, lambda number, seed: 0.3 * (number == 1 and seed > 0), settings=4))
@@ -66,6 +68,8 @@ def test_where_the_mean_loses_too_much_the_next_one_follows_on_the_same_baseline
     best = search.best()
     assert best is not None
     assert best.trial == 2
+    cost = 3 * (1 - best.saved) + 2  # the baseline has one of the three seeds
+    assert f"at most {cost:.1f} full trainings (1 of at most 8 settings lost too much" in capsys.readouterr().err
 
 
 def test_four_refused_settings_do_not_end_the_search_without_an_answer(tmp_path: Path) -> None:
