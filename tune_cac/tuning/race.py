@@ -160,7 +160,7 @@ class Race:
             f"seeds of {one.trial}",
             f"trial {one.trial} saves {percent(one.saved)}: {'it and the baseline' if baselines else 'it'} on up to "
             f"{plural(len(self.seeds), 'further seed')}, at most {cost:.1f} full trainings"
-            f"{f' ({refused} of at most {MOST_SETTINGS} settings lost too much over them)' if refused else ''}",
+            f"{f' ({refused} of at most {MOST_SETTINGS} settings were refused so far)' if refused else ''}",
         )
 
     def _say_once(self, key: str, text: str) -> None:
