@@ -42,8 +42,7 @@ MESSAGES = {
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
     "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
     "reason to worry.)",
-    "woken": "requires_grad of {name}, which has stopped, was switched on again: it is stopped in every step anew, but "
-    "its gradient is computed in between. Switch only what trains (optimizer.gradskip.stopped)",
+    "woken": "requires_grad of {name}, which has stopped, was switched on again: {then}",
     "still": "{name} does not move (no gradient, or a learning rate of 0), and the rule waits for it: switch its "
     "requires_grad off until it is to train",
     "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "

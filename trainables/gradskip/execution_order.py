@@ -435,6 +435,11 @@ class ForwardHook(OwnedHooks):
     def watch(self, *modules: nn.Module) -> None:
         self._handles += [hook(module, self, with_kwargs=True) for module in modules]
 
+    def watch_once(self, module: nn.Module) -> None:
+        """Watch a module unless one is watched."""
+        if not self._handles:
+            self.watch(module)
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_traced():
             if self._on_trace is not None and not torch.compiler.is_compiling():

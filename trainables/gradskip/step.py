@@ -137,6 +137,7 @@ class SkippingStep:
         self._example_given = example_inputs is not None
         self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
+        self._before_forward = ForwardHook(self._switch_off)  # where the user switches stopped parameters on
         #: Names of parameters that an earlier optimizer had stopped: warned of at the next step, unless a state is
         #: loaded before.
         self._earlier: list[str] = []
@@ -277,7 +278,14 @@ class SkippingStep:
     def _enforce(self, *, backward_is_done: bool) -> None:
         woken = self.stops.enforce(whole=not self._is_linear)
         if woken:
-            self.advice.say("woken", name=self.numbering.name(woken[0]))
+            then = (
+                "it is stopped in every step anew, but its gradient is computed in between. Switch only what trains "
+                "(optimizer.gradskip.stopped), or give the optimizer model="
+            )
+            if self.model is not None:
+                then = "from here on it is switched off before each training forward pass of the model"
+                self._before_forward.watch_once(self.model)
+            self.advice.say("woken", name=self.numbering.name(woken[0]), then=then)
         if self._expected and backward_is_done:  # the first step after a stop
             self.stops.look_at_user()
             alive = [n for n in sorted(self._expected) if self.stops.moves(n)]
@@ -285,6 +293,9 @@ class SkippingStep:
             lost = [self.numbering.name(n) for n in alive if self.parameters[n].grad is None]
             if lost:
                 self.advice.say("lost", names=some(lost, 1))
+
+    def _switch_off(self, args: Any, kwargs: Any) -> None:
+        self.stops.switch_off()
 
     def _decide(self) -> Sequence[tuple[range, float]]:
         """Count the step, ask the rule if it is due, and return the positions whose update is scaled, with factors."""

@@ -178,10 +178,9 @@ class Stops:
             self._reasons[number] = Reason.UPSTREAM
         self._keep_one()
         held = self.numbers
+        self.switch_off()
         for number in held:
             parameter = self._parameters[number]
-            if parameter.requires_grad != self._needs_gradient(number):
-                parameter.requires_grad_(self._needs_gradient(number))
             _STOPPED_IN[parameter] = self._stopper
             if not self._settings.reference:
                 parameter.grad = None
@@ -190,6 +189,12 @@ class Stops:
         self._still = [self._parameters[number] for number in held]
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if self._prefix.depends_on_stops else []
         self._moving = []
+
+    def switch_off(self) -> None:
+        """Switch off ``requires_grad`` of what is stopped, but of what keeps a graph for `backward()`."""
+        for number in self.numbers:
+            if self._parameters[number].requires_grad != self._needs_gradient(number):
+                self._parameters[number].requires_grad_(self._needs_gradient(number))
 
     def _keep_one(self) -> None:
         kept = self.of(Reason.KEPT)

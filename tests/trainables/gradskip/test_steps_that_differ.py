@@ -15,7 +15,7 @@ from trainables import gradskip
 
 pytestmark = pytest.mark.usefixtures("own_records")
 
-#: Makes the optimizer of a model: a stop of the layer with this number behind step 20.
+#: Makes the optimizer of a model: a stop of the layer with this number behind step 20, of -1 none.
 Make = Callable[[nn.Module, int], torch.optim.Optimizer]
 STEPS = 45
 
@@ -111,22 +111,40 @@ def encoder_and_decoder(make: Make) -> None:
             optimizer.step()
 
 
+def critic_that_is_switched_off_for_the_generator(make: Make) -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1)), convolutions()
+    optimizer, other = make(critic, 3), make(generator, -1)
+    for _ in range(STEPS):
+        fake = generator(torch.randn(4, 3, 6, 6))
+        critic.requires_grad_(False)
+        other.zero_grad()
+        critic(fake).mean().backward()
+        other.step()
+        critic.requires_grad_(True)
+        optimizer.zero_grad()
+        (critic(images()[0]) - critic(fake.detach())).square().mean().backward()
+        optimizer.step()
+
+
 def flops_of(loop: Callable[[Make], None], make: Make) -> int:
     with FlopCounterMode(display=False) as counter:
         loop(make)
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "tolerance"),
     [(whole_after_its_head, 0), (penalty_every_third_step, 0.01), (model_that_is_not_called_itself, 0), (folds, 0),
-     (encoder_and_decoder, 0.001)],
+     (encoder_and_decoder, 0.001), (critic_that_is_switched_off_for_the_generator, 0.015)],
 )  # fmt: skip
 def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tolerance: float) -> None:
     record = record_of()
 
     def stopping(net: nn.Module, layer: int) -> torch.optim.Optimizer:
-        return gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((layer, 20)))
+        stop = [(layer, 20)] if layer >= 0 else []
+        return gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings(*stop))
 
     def recorded(net: nn.Module, layer: int) -> torch.optim.Optimizer:
         optimizer = stopping(net, layer)
