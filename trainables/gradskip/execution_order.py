@@ -61,14 +61,13 @@ def hook(module: nn.Module, call: Callable[..., Any], *, after: bool = False, **
 
     Beside a user's own hooks it is not hidden: their handles refer to the module's dictionary. Options are torch's.
     """
-    names = _AFTER if after else _BEFORE
-    if not any(getattr(module, name) for name in names):
-        for name in names:
-            setattr(module, name, _Hooks())
+    names, own = _AFTER if after else _BEFORE, vars(module)  # a compiled module sets attributes of what it wraps
+    if all(name in own and not own[name] for name in names):
+        own.update({name: _Hooks() for name in names})
     register = module.register_forward_hook if after else module.register_forward_pre_hook
     handle = register(call, **options)
     for name in names:
-        if isinstance(there := getattr(module, name), _Hooks):
+        if isinstance(there := own.get(name), _Hooks):
             there.hidden.add(handle.id)
     return handle
 

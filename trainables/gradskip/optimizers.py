@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -10,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
+from trainables.gradskip.advice import users_level
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.settings import OFF, Settings  # noqa: F401 - in examples
 
@@ -61,20 +64,31 @@ def scale_learning_rates(
 
 
 def _check_first_step(gradskip: GradientSkip) -> None:
-    """Raise UserError at the first step if its learning rates are not the scaled ones, for the loop writes its own."""
+    """Raise UserError in the first two steps if their learning rates are the unscaled ones, which the loop has written.
+
+    Of other rates, such as those of a warm-up, nobody knows whether they begin with the optimizer's: that is warned of.
+    """
     factor, optimizer = gradskip.settings.lr_factor, gradskip.optimizer
     scaled = [float(group["lr"]) for group in optimizer.param_groups]
 
     def check(*_: Any) -> None:
-        gradskip.before.remove(check)
-        gradskip.refresh()
-        for group, rate in zip(optimizer.param_groups, scaled, strict=False):
-            if gradskip.iteration == 0 and "initial_lr" not in group and float(group["lr"]) != rate:
-                raise UserError(
-                    f"CAC_LR_FACTOR={factor:g} has no effect where the loop writes learning rates, got "
-                    f"{float(group['lr']):g} in place of {rate:g} before the first step: leave it out, or set "
-                    'group["initial_lr"] = group["lr"] behind the optimizer, and let the loop write multiples of that'
-                )
+        if gradskip.iteration != 0:
+            gradskip.before.remove(check)
+            gradskip.refresh()
+        now = [None if "initial_lr" in group else float(group["lr"]) for group in optimizer.param_groups]
+        changed = [(one, rate) for one, rate in zip(now, scaled, strict=False) if one not in (None, rate)]
+        way = 'set group["initial_lr"] = group["lr"] behind the optimizer, and let the loop write multiples of that'
+        if gradskip.iteration < 2 and any(math.isclose(one, rate / factor, rel_tol=1e-9) for one, rate in changed):
+            raise UserError(
+                f"CAC_LR_FACTOR={factor:g} has no effect where the loop, or a loaded state, sets learning rates, got "
+                f"{changed[0][0]:g} in place of {changed[0][1]:g}: leave it out, or {way}"
+            )
+        if gradskip.iteration == 0 and changed:
+            warnings.warn(
+                f"CAC_LR_FACTOR={factor:g} has no effect on learning rates that the loop does not derive from the "
+                f"optimizer's, and that of the first step is {changed[0][0]:g}, not {changed[0][1]:g}: {way}",
+                stacklevel=users_level(),
+            )
 
     gradskip.before.append(check)
     gradskip.refresh()

@@ -95,7 +95,9 @@ _OURS: dict[Any, Callable[..., int]] = {
     _aten.dot: lambda vector, *_, **__: 2 * prod(vector),
     _aten.vdot: lambda vector, *_, **__: 2 * prod(vector),
     _aten._trilinear: trilinear_flops,
-    _aten._cdist_forward: lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1],
+    **dict.fromkeys(
+        (_aten._cdist_forward, _aten._euclidean_dist), lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1]
+    ),
     _aten._cdist_backward: lambda grad, x1, *_, **__: 2 * prod(grad) * x1[-1],
 }
 

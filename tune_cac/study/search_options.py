@@ -268,7 +268,7 @@ class SearchOptions(StudyOptions):
 
     def _take_schedule(self) -> None:
         """Make a schedule that is given alone the space."""
-        if self.schedule is not None and self.space == SearchOptions.space:
+        if self.schedule is not None and self.grid is None and self.space == SearchOptions.space:
             self._set(space="schedule")
 
     def _take_script(self) -> None:

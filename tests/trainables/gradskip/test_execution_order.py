@@ -187,6 +187,16 @@ class TestTrace:
             assert any(m._forward_pre_hooks for m in model.modules())
         assert optimizer.gradskip.stopped
 
+    def test_hooks_of_a_compiled_part_stay(self) -> None:
+        model = conv_model()
+        seen: list[str] = []
+        model[0].register_forward_pre_hook(lambda *_: seen.append("before"))
+        model[0].register_forward_hook(lambda *_: seen.append("after"))
+        model[0] = torch.compile(model[0], backend="eager")
+        optimizer = SGD(model.parameters(), lr=0.1, model=model, settings=Settings())
+        train(model, optimizer, 2)
+        assert seen == ["before", "after"] * 2
+
     def test_a_users_hook_is_saved_and_removed_as_ever(self) -> None:
         model = conv_model()
         seen: list[str] = []

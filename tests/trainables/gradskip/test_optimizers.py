@@ -190,9 +190,13 @@ def test_a_loop_that_writes_rates_by_itself_has_them_scaled_or_is_refused() -> N
     models = [conv_model()]
     models += [copy.deepcopy(models[0]) for _ in range(2)]
     with pytest.raises(
-        UserError, match=r"CAC_LR_FACTOR=4 has no effect where the loop writes.*got 0.01 in place of 0.04"
+        UserError, match=r"CAC_LR_FACTOR=4 has no effect where the loop, or .*got 0.01 in place of 0.04"
     ):
         trained(SGD(models[0].parameters(), lr=0.01, settings=FASTER), models[0], lambda _: 0.01)
+    with pytest.warns(
+        UserWarning, match=r"CAC_LR_FACTOR=4 has no effect on .*that of the first step is 0.03, not 0.04"
+    ):
+        trained(SGD(models[0].parameters(), lr=0.01, settings=FASTER), models[0], lambda _: 0.03)
     optimizer = SGD(models[1].parameters(), lr=0.01, settings=FASTER)
     optimizer.param_groups[0]["initial_lr"] = optimizer.param_groups[0]["lr"]
     torch.manual_seed(0)

@@ -334,6 +334,24 @@ def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
     assert found["dense_flops"] == 3 * flops_of(step)
 
 
+def test_a_scripted_part_and_a_half_made_module_end_no_training() -> None:
+    class HalfMade(nn.Module):
+        def __init__(self) -> None:
+            self.keep = 1
+
+    half_made, net = HalfMade(), model()
+    net[0] = torch.jit.script(net[0])
+    dense = counted_step(net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net.forward(batch()[0]), batch()[1]).backward()
+        optimizer.step()
+    assert summary_of(record)["dense_flops"] == 3 * sum(dense)
+    assert half_made.keep == 1
+
+
 def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:

@@ -137,6 +137,7 @@ def test_products_that_torch_has_no_formula_for_cost_what_their_loops_do() -> No
         (lambda: vector.dot(vector), 2 * 3),
         (lambda: bilinear(tall, wide), 2 * 6 * 3 * 2 * 5),
         (lambda: torch.cdist(tall, torch.rand(4, 3), p=1), 2 * 6 * 4 * 3),
+        (lambda: torch.cdist(torch.rand(30, 3), torch.rand(40, 3)), 2 * 30 * 40 * 3),
         (lambda: sparse @ tall, 2 * 6 * 3),  # six numbers are stored
         (lambda: torch.sparse.mm(sparse.to_sparse_csr(), tall), 2 * 6 * 3),
         (lambda: tall.T @ tall, 2 * 3 * 6 * 3),

@@ -159,6 +159,9 @@ def test_a_file_given_as_the_space_is_a_schedule_or_a_grid_by_what_it_says(tmp_p
     thinning.write_text(remover + text.replace("[1]}", "[1]}, {extension: {instance_name: x}, epochs: [2]}"))
     options = SearchOptions(space=str(marked))
     assert options == SearchOptions(space="schedule", schedule=marked) == SearchOptions(schedule=marked)
+    weights = tmp_path / "weights.yaml"
+    weights.write_text("all: {distill_weight: [0.2, 0.5]}\n")
+    assert SearchOptions(grid=weights, schedule=thinning, hold={"distill_teacher": "resnet20"}).space == "grid"
     assert options.ranked_by == "sparse-inference"
     assert SearchOptions(space=str(thinning)).ranked_by == "inference"  # what is removed is not executed
     assert SearchOptions(space="auto_thresholds+schedule", schedule=thinning).ranked_by == "both"

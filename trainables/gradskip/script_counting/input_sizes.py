@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from trainables.gradskip.execution_order import ForwardHook, in_backward
@@ -56,7 +57,7 @@ class InputSizes:
         """Watch the model that has these parameters; none where it is compiled."""
         having = _having(parameters) if given is None else [given]
         whole = min(having, key=lambda module: sum(1 for _ in module.modules()), default=None)
-        if whole is None or any(map(is_compiled, having)):
+        if whole is None or isinstance(whole, torch.jit.ScriptModule) or any(map(is_compiled, having)):
             return WatchedCalls(self, were_seen=bool(having))  # what has no one owner is watched by its parts
         return self._watch(whole)
 
@@ -64,7 +65,7 @@ class InputSizes:
         """Watch the modules that own these parameters."""
         wanted = {id(parameter) for parameter in parameters}
         for module in _modules():
-            if any(id(p) in wanted for p in module.parameters(recurse=False)) and not is_compiled(module):
+            if not wanted.isdisjoint(map(id, vars(module)["_parameters"].values())) and not is_compiled(module):
                 self._watch(module)
 
     def _watch(self, module: nn.Module) -> WatchedCalls:
@@ -103,8 +104,10 @@ class InputSizes:
 
 
 def _modules() -> list[nn.Module]:
+    """Return the modules of the process, without scripted ones, which take no hooks, and those that are half made."""
     # By type: a proxy may have lost its object.
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    return [one for one in modules if "_parameters" in vars(one) and not isinstance(one, torch.jit.ScriptModule)]
 
 
 def _having(parameters: Sequence[Tensor]) -> list[nn.Module]:

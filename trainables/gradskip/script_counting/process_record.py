@@ -231,15 +231,19 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
 # The median of the measured steps of a size of inputs stands for all of that size, or, where these differ (a penalty
 # every few steps), the mean of many in a row; what others cost is fitted (`input_sizes.fitted`). Stops do not change
 # the forward pass, and the backward pass of all sizes by one share. Steps that read from a forward cache have a
-# forward pass of their own, alike in a stretch. The dense run has the layers frozen that the user has.
+# forward pass of their own, alike in a stretch. The dense run has the layers frozen that the user has, and the loop
+# that the step has: where both were measured under stops alone, what these save is the share that they saved before,
+# or nothing where that is unknown.
 
 #: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
 #: without `torch.no_grad()`.
 LOOKS = 3
 #: Steps that are measured in a row where two of one size differ by more than a share.
 LOOKS_IN_A_ROW, ALIKE = 100, 0.01
-#: Further steps of a stretch that are measured, to find such differences: fewer and fewer.
-LATER_LOOKS = frozenset(round(1.5**n) for n in range(4, 40))
+#: Further steps of a stretch that are measured, to find such differences, and each that is a multiple of a number.
+LATER_LOOKS, LOOK_EVERY = frozenset(round(1.5**n) for n in range(4, 12)), 97
+#: Most stretches that what the user freezes begins; behind them it is looked at no more.
+MOST_STRETCHES = 64
 #: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
 SIZES_DENSE, SIZES_STOPPED = 40, 8
 
@@ -252,6 +256,7 @@ class Stretch:
     dense: bool = True  # true where nothing was stopped anywhere
     stopped: str = ""  # what was stopped in the process
     frozen: str = ""  # what the user froze of this optimizer
+    loop: int = 0  # how often the loop had changed, so that it costs other FLOPs, or is seen by other sizes
     row_begins: int | None = None  # number of the first measured step of those in a row, which count alone
     forward_flops: list[int] = field(default_factory=list)  # of each measured step
     backward_flops: list[int] = field(default_factory=list)
@@ -265,15 +270,18 @@ class Stretch:
         """Return whether the next step is to be measured."""
         looks, begin = len(self.sizes), self.row_begins
         in_a_row = begin is not None and looks - begin < LOOKS_IN_A_ROW
-        return looks < LOOKS or in_a_row or self.steps + 1 in LATER_LOOKS
+        return looks < LOOKS or in_a_row or self.steps + 1 in LATER_LOOKS or (self.steps + 1) % LOOK_EVERY == 0
+
+    def differs(self, size: Size, forward_flops: int, backward_flops: int) -> bool:
+        """Return whether another measured step of this size costs something else."""
+        if self.row_begins is not None or size not in self.sizes:
+            return False
+        known = self.sizes.index(size)
+        pairs = ((forward_flops, self.forward_flops[known]), (backward_flops, self.backward_flops[known]))
+        return any(abs(new - old) > ALIKE * old for new, old in pairs)
 
     def add(self, size: Size, forward_flops: int, backward_flops: int) -> None:
-        """Note a measured step; if another one of its size differs, those in a row begin behind it."""
-        if self.row_begins is None and size in self.sizes:
-            known = self.sizes.index(size)
-            pairs = ((forward_flops, self.forward_flops[known]), (backward_flops, self.backward_flops[known]))
-            if any(abs(new - old) > ALIKE * old for new, old in pairs):
-                self.row_begins = len(self.sizes) + 1
+        """Note a measured step."""
         self.sizes.append(size)
         self.forward_flops.append(forward_flops)
         self.backward_flops.append(backward_flops)
@@ -285,25 +293,29 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
     ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
     """
-    whole_forward = {size: flops for size, flops in _typical(stretches, "forward_flops").items() if not _reads(size)}
     measured = [s for s in stretches if s.backward_flops]
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
-    dense_by_frozen: dict[str, dict[Size, float]] = {}
-    for frozen in {s.frozen for s in stretches}:
-        alike = [s for s in measured if s.dense and s.frozen == frozen] or [s for s in measured if s.dense] or [seen]
-        dense_by_frozen[frozen] = _typical(alike, "backward_flops")
     names = (
         "forward_flops", "backward_flops", "dense_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes"
     )  # fmt: skip
     totals = dict.fromkeys(names, 0.0)
+    shares: dict[tuple[str, str], float] = {}  # of the backward pass that is left, by what is stopped and frozen
     for stretch in stretches:
         if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
             seen = stretch
-        dense = dense_by_frozen[stretch.frozen]
         own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
         reading = {size: flops for size, flops in own_forward.items() if _reads(size)}
-        whole = sum(fitted(dense_by_frozen[seen.frozen], size) for size in own)
-        share = sum(own.values()) / whole if whole else 0.0
+        of_loop = [s for s in measured if s.loop == seen.loop]
+        whole_forward = {size: flops for size, flops in _typical(of_loop, "forward_flops").items() if not _reads(size)}
+        alike = [s for s in of_loop if s.frozen == seen.frozen]
+        dense = _typical([s for s in alike if s.dense] or alike[:1], "backward_flops")
+        share = shares.get((seen.stopped, seen.frozen), 1.0)
+        if seen.loop == 0 or any(s.dense for s in alike):
+            whole = sum(fitted(dense, size) for size in own)
+            share = sum(own.values()) / whole if whole else 0.0
+            shares[seen.stopped, seen.frozen] = share
+        else:
+            dense = {size: flops / share if share else flops for size, flops in own.items()}
         for size, count in stretch.counts.items():
             computing = (*size[:3], 0) if size else ()
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
@@ -354,6 +366,8 @@ class StepRecord:
         self.stretches = [Stretch()]
         self._begun_with: dict[tuple[str, str], set[Size]] = {}  # sizes of first calls in measured steps, by stretch
         self._trained: list[bool] = []  # what required a gradient at the last step
+        self._loop = 0  # of the stretch
+        self._has_rows = False  # true once steps of one size have differed
         self._size: Size = ()  # of the step's inputs
         self.calls: WatchedCalls | None = None  # of the model, until the first step
         self.last_step = process.steps  # this optimizer's, counted over all steps of the process
@@ -407,7 +421,7 @@ class StepRecord:
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._process.stepping = True
-        self._look_at_user()
+        self.look_at_user()
         if not has_closure(args, kwargs):
             self._take()  # what follows is the optimizer's own arithmetic
 
@@ -429,24 +443,39 @@ class StepRecord:
         seen = self._process.take()
         stretch = self.stretches[-1]
         self._size = self._process.inputs.take() or self._size
+        if seen is not None and stretch.differs(self._size, *seen):
+            if len(stretch.sizes) >= LOOKS:  # they were alike: what follows is another loop
+                self.change_loop()
+                stretch = self.stretches[-1]
+            else:
+                stretch.row_begins = len(stretch.sizes) + 1
+            self._has_rows = True
         if seen is not None:
             stretch.add(self._size, *seen)
             self._take_bytes(stretch)
 
-    def _look_at_user(self) -> None:
+    def look_at_user(self) -> None:
         """Begin another stretch where the user has frozen or unfrozen parameters."""
         gradskip = self.gradskip()
-        assert gradskip is not None  # it steps
+        if gradskip is None or len(self.stretches) >= MOST_STRETCHES:
+            return
         trained = [parameter.requires_grad for parameter in gradskip.parameters]
         if trained != self._trained:
             self._trained = trained
-            gradskip.stops.look_at_user()
             if self._frozen() != self.stretches[-1].frozen:
                 self.begin_stretch(self._process.stopped())
 
+    def change_loop(self) -> None:
+        """Begin stretches of another loop: what was measured before says nothing of it."""
+        self._loop += 1
+        self.begin_stretch(self.stretches[-1].stopped)
+
     def _frozen(self) -> str:
         gradskip = self.gradskip()
-        return self.stretches[-1].frozen if gradskip is None else f"{mask_of(gradskip.stops.of(Reason.USER)):x}"
+        if gradskip is None:
+            return self.stretches[-1].frozen
+        frozen = [n for n, reason in gradskip.stops.reasons.items() if reason == Reason.USER]
+        return f"{mask_of(frozen):x}" if frozen else ""
 
     def _take_bytes(self, stretch: Stretch) -> None:
         gradskip = self.gradskip()
@@ -465,9 +494,11 @@ class StepRecord:
         frozen = self._frozen()
         if self.stretches[-1].steps == 0:
             self.stretches.pop()
-        known = [place for place, s in enumerate(self.stretches) if (s.stopped, s.frozen) == (stopped, frozen)]
-        again = self.stretches.pop(known[0]) if known else None
-        self.stretches.append(again or Stretch(dense=not stopped, stopped=stopped, frozen=frozen))
+        key = (stopped, frozen, self._loop)
+        known = [place for place, s in enumerate(self.stretches) if (s.stopped, s.frozen, s.loop) == key]
+        new = Stretch(dense=not stopped, stopped=stopped, frozen=frozen, loop=self._loop)
+        new.row_begins = 0 if self._has_rows else None
+        self.stretches.append(self.stretches.pop(known[0]) if known else new)
 
     def state_dict(self) -> dict[str, Any]:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
@@ -478,6 +509,8 @@ class StepRecord:
         is_new = trial is None or self._process.steps == 0
         if is_new and isinstance(state, Mapping) and state["trial"] == trial:
             self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
+            self._loop = max(stretch.loop for stretch in self.stretches)
+            self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)
 
 
 class ProcessRecord:
@@ -521,7 +554,9 @@ class ProcessRecord:
 
     def _first_call(self, size: Size) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
-        wanting = [record for record in self.records if record.wants_size(size)]
+        if len(self.records) == 1:  # of several nobody knows whose step begins
+            self.records[0].look_at_user()
+        wanting = [record for record in self.records if record.wants_size(size) or record.wants_look]
         if wanting and self._since is None:
             if not self.flops.at_work:
                 self.flops.begin()
@@ -530,8 +565,8 @@ class ProcessRecord:
     def watch_parts(self, parameters: Sequence[Tensor]) -> None:
         """Watch the modules that own these parameters; sizes so far were without their calls."""
         self.inputs.watch_parts(parameters)
-        for stretch in (stretch for record in self.records for stretch in record.stretches):
-            stretch.sizes, stretch.counts = [() for _ in stretch.sizes], {(): stretch.steps}
+        for record in self.records:
+            record.change_loop()
 
     def _stop_looking(self) -> None:
         """Leave this step uncounted: `torch.jit.trace` takes results for constants while operations are counted."""

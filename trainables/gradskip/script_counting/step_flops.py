@@ -24,8 +24,17 @@ from torch.utils.weak import TensorWeakRef
 from trainables.gradskip.execution_order import in_backward
 from trainables.runtime.operator_flops import formula_of
 
-#: Parts of the names of expensive operations without a formula: fused recurrences and attention.
-_COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")
+#: Parts of the names of expensive operations without a formula: fused recurrences, attention, layers of nested tensors.
+_COSTLY = (
+    "rnn_layer",
+    "aten.linear",
+    "cudnn_rnn",
+    "miopen_rnn",
+    "lstm_mps",
+    "dot_product",
+    "flash_attention",
+    "efficient_attention",
+)
 #: The operation by which autocast converts a weight.
 _CAST = torch.ops.aten._to_copy.default
 #: Tensors that have a storage of their own.
