@@ -192,6 +192,7 @@ class PlasticitySignal(Signal):
         self.inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         """The step's inputs, set by the hook that watches the model while a measurement is due."""
 
+    @torch.no_grad()
     def measure(self, units: Sequence[Unit]) -> Tensor:
         if self._reference is None:
             return torch.full((len(units),), torch.nan, device=self._parameters[0].device)
