@@ -53,7 +53,7 @@ class _Hooks(OrderedDict[int, Any]):
         return OrderedDict, (), None, None, iter(self._open())
 
     def _open(self) -> list[tuple[int, Any]]:
-        return [(key, hook) for key, hook in self.items() if key not in self.hidden]
+        return [(key, call) for key, call in self.items() if key not in self.hidden]
 
 
 def hook(module: nn.Module, call: Callable[..., Any], *, after: bool = False, **options: bool) -> RemovableHandle:
