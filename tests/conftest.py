@@ -122,6 +122,20 @@ def _no_cac_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_counts_on() -> Iterator[None]:
+    """End the counting of optimizers' steps that a test began in its process: as in a script, it has no end."""
+    yield
+    counting = sys.modules.get("trainables.gradskip.script_counting.process_record")
+    if counting is not None:
+        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+        counting._PROCESS.records.clear()
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, counting.StepFlops):
+                mode.end()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def searches_of_one_seed() -> Iterator[None]:
     """Let searches train their answers on one seed unless they say otherwise, as `one_seed` does."""

@@ -219,3 +219,24 @@ def test_what_was_counted_before_a_change_of_the_loop_stands() -> None:
         for _ in range(5):
             F.linear(torch.randn(4, 8 * 36), net[-1].weight).square().mean().backward()
     assert found["forward_flops"] + found["backward_flops"] == pytest.approx(counter.get_total_flops(), rel=0.1)
+
+
+def test_a_stop_behind_the_first_step_is_beside_that_step_alone() -> None:
+    """The only dense step was measured before the sizes of a model that is not called itself were seen."""
+
+    def trained(net: Language, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(12):
+            optimizer.zero_grad()
+            net.loss(torch.arange(20).reshape(4, 5)).backward()
+            optimizer.step()
+
+    net, plain = Language(), Language()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((2, 0)))
+    record = record_of()
+    record.add(optimizer.gradskip, net)
+    trained(net, optimizer)
+    with FlopCounterMode(display=False) as counter:
+        trained(plain, torch.optim.SGD(plain.parameters(), lr=0.01))
+    found = summary_of(record)
+    assert found["dense_flops"] == counter.get_total_flops()
+    assert found["forward_flops"] + found["backward_flops"] < found["dense_flops"]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from counted_loops import end_counting
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -133,12 +131,6 @@ def test_validations_are_reported_as_the_accuracy_of_the_search(
         UserError, match=r"compares by val_loss, .* val_acc: search with --metric val_acc --direction max"
     ):
         fitted(tmp_path, GradientSkipCallback(STOP), monitor)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_counts_on() -> Iterator[None]:
-    yield
-    end_counting(process_record._PROCESS)
 
 
 def test_the_sizes_of_batches_and_a_rule_that_looks_at_inputs_see_the_network(
