@@ -364,10 +364,8 @@ class ScriptRun:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if report is None:
                 continue
-            step, has_cost = (
-                _steps_of(report),
-                not report.keys().isdisjoint(("executed_flops", "compute_saved", "gradskip")),
-            )
+            step = _steps_of(report)
+            has_cost = not report.keys().isdisjoint(("executed_flops", "compute_saved", "gradskip"))
             if pending is None and (step == 0 or not (evaluations or has_cost)):
                 evaluations.append(report)  # an evaluation before the training is no epoch
                 continue

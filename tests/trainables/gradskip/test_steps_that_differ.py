@@ -30,6 +30,13 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 3, 6, 6), torch.arange(4)
 
 
+def learn(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    x, y = images()
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+
+
 def whole_after_its_head(make: Make) -> None:
     net = convolutions()
     net[:6].requires_grad_(False)
@@ -37,10 +44,7 @@ def whole_after_its_head(make: Make) -> None:
     for step in range(STEPS):
         if step == 10:
             net.requires_grad_(True)
-        x, y = images()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        learn(net, optimizer)
 
 
 def head_but_in_every_tenth_step(make: Make) -> None:
@@ -48,10 +52,7 @@ def head_but_in_every_tenth_step(make: Make) -> None:
     optimizer = make(net, -1)
     for step in range(STEPS):
         net[:6].requires_grad_(step % 10 == 9)
-        x, y = images()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        learn(net, optimizer)
 
 
 def user_that_freezes_what_has_stopped(make: Make) -> None:
@@ -60,10 +61,7 @@ def user_that_freezes_what_has_stopped(make: Make) -> None:
     for step in range(STEPS):
         if step == 25:
             net[:6].requires_grad_(False)
-        x, y = images()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        learn(net, optimizer)
 
 
 def penalty_every_third_step(make: Make) -> None:

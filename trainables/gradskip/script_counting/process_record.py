@@ -308,19 +308,19 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         of_loop = [s for s in measured if s.loop == seen.loop]
         whole_forward = {size: flops for size, flops in _typical(of_loop, "forward_flops").items() if not _reads(size)}
         alike = [s for s in of_loop if s.frozen == seen.frozen]
-        dense = _typical([s for s in alike if s.dense] or alike[:1], "backward_flops")
+        beside = [s for s in alike if s.dense] or (alike[:1] if seen.loop == 0 else [])
         key = seen.stopped, seen.frozen
-        if seen.loop == 0 or any(s.dense for s in alike):
+        if beside or seen.loop == 0:
+            dense = _typical(beside, "backward_flops")
             whole = sum(fitted(dense, size) for size in own)
             shares[key] = sum(own.values()) / whole if whole else 0.0
-        elif key not in shares:  # stopped since the loop has changed: beside a dense step of whatever size before
-            before = fitted(
-                _typical([s for s in measured if s.dense and s.frozen == seen.frozen], "backward_flops"), ()
-            )
-            shares[key] = min(1.0, fitted(own, ()) / before) if before else 1.0
+        else:
+            if key not in shares:  # stopped since the loop has changed: beside a dense step of whatever size before
+                earlier = [s for s in measured if s.dense and s.frozen == seen.frozen]
+                before = fitted(_typical(earlier, "backward_flops"), ())
+                shares[key] = min(1.0, fitted(own, ()) / before) if before else 1.0
+            dense = {size: flops / (shares[key] or 1.0) for size, flops in own.items()}
         share = shares[key]
-        if seen.loop and not any(s.dense for s in alike):
-            dense = {size: flops / share if share else flops for size, flops in own.items()}
         for size, count in stretch.counts.items():
             computing = (*size[:3], 0) if size else ()
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
