@@ -6,8 +6,9 @@ The table has 40 outcomes of digits (`late_stops.py`) on 24 seeds: compute saved
 split are right. A search draws an order of these seeds. On the first it trains outcomes as `tune_cac.tuning.outcomes`
 chooses them, by validation; then what saves most, beside the baseline, on the next ones, as `tune_cac.tuning.race`
 decides with `analysis.metrics.over_seeds`. Where nothing is left that may be the answer, the outcome follows that
-saves most of those that are expected to be within the allowed loss. The true loss is the mean on the test split, over
-all seeds of the table; whether an interval has it is judged by the seeds alone that the search did not use.
+saves most of those that are expected to be within the allowed loss, up to 15 full trainings. The true loss is the mean
+on the test split, over all seeds of the table; whether an interval has it is judged by the seeds alone that the search
+did not use.
 
 Printed for each rule: share of searches with an answer; of answers: compute saved, true loss, share of true losses
 within the allowed one, share of intervals with the true loss in it, half width; full trainings of all that was executed
@@ -35,6 +36,7 @@ import pandas as pd
 from machine import header
 from numpy.typing import NDArray
 
+from analysis.io.study_options import MOST_TRAININGS
 from analysis.metrics import over_seeds
 from analysis.metrics.confirmation import paired_interval
 from analysis.metrics.noise import seed_noise
@@ -196,6 +198,8 @@ class ReplayedSearch:
         """Return the answer over further seeds, which are trained."""
         while True:
             number, decided = self._leader(seeds)
+            if self.further and self.trainings >= MOST_TRAININGS and (number, 1) not in self.further:
+                return None
             if number is None:
                 left = [one for one in range(len(self.table.names)) if one not in self.lost]
                 means = self.model(left).mean_over_seeds

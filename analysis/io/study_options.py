@@ -33,6 +33,9 @@ TRIALS = 24
 #: Default of the seeds on which an answer is trained.
 SEEDS = 4
 
+#: Full trainings that a study has executed before no setting follows one that was refused over seeds, without a budget.
+MOST_TRAININGS = 15.0
+
 
 def option(
     default: Any,

@@ -14,7 +14,16 @@ from typing import Any, TypeVar, cast
 
 import search_spaces
 from analysis.io.study_files import StudyInfo
-from analysis.io.study_options import RESULTS, SEEDS, TRIALS, StudyOptions, option, options_of, results_here
+from analysis.io.study_options import (
+    MOST_TRAININGS,
+    RESULTS,
+    SEEDS,
+    TRIALS,
+    StudyOptions,
+    option,
+    options_of,
+    results_here,
+)
 from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID
 from search_spaces.yaml_space import text_of
@@ -204,7 +213,8 @@ class SearchOptions(StudyOptions):
     )
     cost_budget: float | None = option(
         None,
-        "compute in full trainings after which this search begins no further trial; running ones finish",
+        "compute in full trainings after which this search begins no further trial; running ones finish. Without it no "
+        f"setting follows a refused one on further seeds once {MOST_TRAININGS:g} are executed in all",
         metavar="N",
         on_resume=True,
         rare=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class SearchPlan:
     repeats: bool = True  # True if training repeats bit for bit, so that the baseline's run predicts others exactly
     sampler: str = AUTO  # of `candidates.make_sampler`; with ``auto`` outcomes are chosen where they are known
     lengths: str = ""  # dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none
+    most_trainings: float = inf  # executed, from which on no setting follows one that was refused over further seeds
     grid: GridPoints | None = None  # points to train instead of sampled settings
 
     @property

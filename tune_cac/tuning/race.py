@@ -11,11 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from analysis.formatting import percent, plural
 from analysis.io.journal import JournalTrial
 from analysis.io.studies import records_of, to_frame
-from analysis.metrics.over_seeds import BEYOND, OPEN, OTHER_SEED, SHORTER_ON_SEED, ignores_seed, losses_of, over_seeds
+from analysis.metrics.accounting import search_cost
+from analysis.metrics.over_seeds import (
+    BEYOND,
+    OPEN,
+    OTHER_SEED,
+    SHORTER_ON_SEED,
+    WITHIN,
+    ignores_seed,
+    losses_of,
+    over_seeds,
+)
+from analysis.presentation.markdown_report import full_trainings
 from trainables.config import wrapped_seed
 from trainables.quality import allowed_amount
 from tune_cac.messages import say
@@ -66,8 +78,8 @@ class Race:
         self._trials, self._plan, self._settings, self._may_answer = trials, plan, settings, may_answer
         seeds = 1 if plan.space.options else plan.seeds  # combinations have baselines of their own
         self.seeds = [wrapped_seed(plan.base.seed + FURTHER_SEEDS + n) for n in range(1, seeds)]
-        # At `StudyTrials.counts`.
-        self._found: tuple[tuple[int, int], tuple[dict[int, dict[int, float]], float]] = (0, 0), ({}, 0.0)
+        # At `StudyTrials.counts`: losses, their expected deviation, and what the study has executed in full trainings.
+        self._found: tuple[tuple[int, int], tuple[dict[int, dict[int, float]], float, float]] = (0, 0), ({}, 0.0, 0.0)
 
     def next(self) -> PredefinedTrial | None:
         """Return the next run; None if none is left, or if one that is being trained decides it."""
@@ -96,15 +108,33 @@ class Race:
         None where all are beyond that, or as many as are tried.
         """
         verdicts = self._verdicts()
-        begun = {t.user_attrs.get("candidate") for t in self._trials.all() if t.user_attrs.get("role") == "control"}
+        begun = self._begun()
         settings = {one.trial: one for one in self._settings()} if self.seeds else {}
         saved = {trial: one.saved for trial, one in settings.items()}
-        found = leading(saved, verdicts, begun, lambda trial: self._may_answer(settings[trial]))
+        may_begin = not self.is_spent
+        found = leading(saved, verdicts, begun, lambda trial: may_begin and self._may_answer(settings[trial]))
         return (None, BEYOND) if found is None else (settings[found], verdicts.get(found, OPEN))
 
     def beyond(self) -> list[int]:
         """Return the trials whose settings lose more than is allowed over the seeds."""
         return [trial for trial, verdict in self._verdicts().items() if verdict == BEYOND]
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether settings were refused, none is the answer, and so much is executed that no other is begun."""
+        if not self._begun() or self._losses()[2] < self._plan.most_trainings:
+            return False
+        verdicts = set(self._verdicts().values())
+        return BEYOND in verdicts and WITHIN not in verdicts
+
+    @property
+    def why_spent(self) -> str:
+        """Return, of a race that `is_spent`, what it has refused and executed, and how to go on."""
+        refused = plural(len(self.beyond()), "setting")
+        return (
+            f"{full_trainings(self._losses()[2])} are executed and {refused} refused over further seeds, so no "
+            f"other is tried (from {self._plan.most_trainings:g} on, without a --cost-budget)"
+        )
 
     def beside(self, best: BestSetting) -> list[PredefinedTrial]:
         """Return the dense run cut to the compute of a setting, on the setting's further seeds; none for such a run."""
@@ -115,6 +145,10 @@ class Race:
             for run in cut_with_norms_of(self._plan.base, best)
             for seed in losses.get(best.trial, ())
         ]  # fmt: skip
+
+    def _begun(self) -> set[Any]:
+        """Return the trials whose settings were begun on further seeds, with what other controls stand beside."""
+        return {t.user_attrs.get("candidate") for t in self._trials.all() if t.user_attrs.get("role") == "control"}
 
     def _again(self, trial: int, seed: int) -> PredefinedTrial:
         """Return a trial's setting on another seed."""
@@ -128,7 +162,7 @@ class Race:
 
     def _verdicts(self) -> dict[int, str]:
         """Return what is decided of the settings, by their trials; without those of which nothing is known yet."""
-        losses, expected = self._losses()
+        losses, expected, _ = self._losses()
         if not losses:
             return {}
         baseline = self._trials.baseline_row() or {}
@@ -137,15 +171,15 @@ class Race:
         # Of cut dense runs, too, which are no settings (`shorter_of`).
         return {trial: one.decides(allowed, len(self.seeds)) for trial, one in found if trial >= 0}
 
-    def _losses(self) -> tuple[dict[int, dict[int, float]], float]:
-        """Return `losses_of` the running study."""
+    def _losses(self) -> tuple[dict[int, dict[int, float]], float, float]:
+        """Return `losses_of` the running study, and the full trainings that it has executed."""
         if self._trials.counts() != self._found[0] and self._trials.baseline_row() is not None:  # asked for often
             trials = [
                 JournalTrial(number=t.number, state=t.state.name, user_attrs=dict(t.user_attrs))
                 for t in self._trials.all()
             ]
             frame = to_frame(records_of(trials))
-            self._found = self._trials.counts(), losses_of(frame)
+            self._found = self._trials.counts(), (*losses_of(frame), search_cost(frame).dense_equivalents)
             if self.seeds and ignores_seed(frame):
                 self._say_once("ignores its seed", "the same result on every seed: the answer is of one run (a script "
                                "gets the seed as {seed} and TUNE_CAC_SEED)")  # fmt: skip

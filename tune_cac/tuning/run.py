@@ -6,13 +6,14 @@ import shutil
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import plural
 from analysis.io.studies import read_journal
 from analysis.io.study_files import Layout
-from analysis.io.study_options import RESULTS, SEEDS
+from analysis.io.study_options import MOST_TRAININGS, RESULTS, SEEDS
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
@@ -234,7 +235,9 @@ def _run(
             layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
             choosers = (searcher.outcomes, searcher.walk, searcher.candidates)
             ended = [one for one in choosers if one is not None and one.ended]
-            if ended and not searcher.trials.has_unfinished():
+            if searcher.race.is_spent:
+                say(f"{searcher.race.why_spent}: python -m tune_cac search --resume {layout.root} --cost-budget 5")
+            elif ended and not searcher.trials.has_unfinished():
                 say(f"ended after {plural(searcher.trials.finished_count(), 'trial')}: {ended[0].why_ended}")
                 layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
         reported = searcher.trials.baseline_row()
@@ -303,6 +306,7 @@ def plan_of(
         sharing=bool(options.sharing),
         budget_bytes=int(options.checkpoint_budget),
         trials=info.trials,
+        most_trainings=MOST_TRAININGS if options.cost_budget is None else inf,
         retries=options.retries,
         repeats=not options.fresh_processes,
         worker_resources={"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,

@@ -347,8 +347,9 @@ class StudySearch(Searcher):
 
     @property
     def nothing_left(self) -> bool:
-        """Return whether every point of a grid, or setting, was begun, or no outcome is worth its training."""
-        if any(one is not None and one.ended for one in (self.candidates, self.outcomes, self.walk)):
+        """Return whether every point of a grid, or setting, was begun, or no other is worth its training."""
+        choosers = (self.candidates, self.outcomes, self.walk)
+        if self.race.is_spent or any(one is not None and one.ended for one in choosers):
             return True
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 

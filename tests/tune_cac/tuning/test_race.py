@@ -28,7 +28,8 @@ def play(
         sent.append(attrs | {"seed": seed, "epochs": one["config"]["epochs"]})
         # A thousandth on the own seed tells on how many samples accuracies are.
         quality = 0.9 + seed % 7 / 1000 - (losses(setting, seed) + 0.001 * (seed == 0) if number else 0.0)
-        flops = {"dense_flops": 1000, "executed_flops": round(1000 * (1 - saved))}
+        executed = round(1000 * (1 - saved))
+        flops = {"dense_flops": 1000, "executed_flops": executed, "search_flops": executed}
         search.on_trial_complete("a", row(quality, saved) | flops | {"test_quality": None})
     assert one == FINISHED or len(sent) == most
     return sent
@@ -139,3 +140,16 @@ def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.
         search.on_trial_complete("a", row(0.9, saved))
     assert "the same result on every seed: the answer is of one run" in capsys.readouterr().err
     assert search.best() is not None
+
+
+def test_a_search_that_has_executed_enough_finishes_a_setting_and_begins_no_other(tmp_path: Path) -> None:
+    def lost(number: int, seed: int) -> float:
+        return 0.3 * (number < 3 and seed > 0)
+
+    # The baseline and three settings of .5, .6 and .7; on a further seed the baseline and the first: 4.3, then .6.
+    search = a_search(tmp_path, most_trainings=4.5)
+    assert on_seeds(play(search, lost, settings=4)) == [(0, 1001), (1, 1001), (2, 1001)]
+    assert search.race.why_spent.startswith("4.9 full trainings are executed and 2 settings refused over further seeds")
+    assert search.best().trial == 3
+    again = play(a_search(tmp_path, begin=False), lost, settings=0)  # with a budget of its own
+    assert on_seeds(again) == [(3, 1001), (0, 1002), (3, 1002), (0, 1003), (3, 1003)]
