@@ -198,11 +198,11 @@ def posterior(
 # --- Improvements that an outcome promises, and the least that is worth a training ------------------------------------
 
 #: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
-#: training; or this share of what they are, where that is less, but no less than the last.
-WORTHWHILE, WORTHWHILE_AREA, _WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.005, 0.01, 0.05, 0.001
-#: Difference of the shares of a run after which a layer stops first below which the quality of two runs cannot be told
-#: apart: less than an epoch of 30, whose effect the noise of a seed covers.
-ALIKE = 0.02
+#: training (docs/findings.md "Seeds"); or this share of what they are, where that is less, but no less than the last.
+WORTHWHILE, WORTHWHILE_AREA, _WORTHWHILE_SHARE, _LEAST_WORTHWHILE = 0.02, 0.04, 0.05, 0.001
+#: Differences of compute saved, and of the shares of a run after which a layer stops first, below which the quality of
+#: two runs cannot be told apart: less than an epoch of 30, whose effect the noise of a seed covers.
+ALIKE_SAVED, ALIKE = 0.005, 0.02
 
 
 def worthwhile(known: float, most: float) -> float:
@@ -227,12 +227,12 @@ def area_of(front: Iterable[tuple[float, float]], worst: float) -> float:
 def are_new(candidates: Array, trained: Array) -> NDArray[np.bool_]:
     """Return (m,) whether candidates differ from every run by what can be told apart.
 
-    Two runs of one length cannot if they save alike, to `WORTHWHILE`, and begin to stop alike, to `ALIKE`.
+    Two runs of one length cannot if they save alike, to `ALIKE_SAVED`, and begin to stop alike, to `ALIKE`.
 
     >>> trained = np.array([[0.502, 1.0, 0.4]])
     >>> are_new(np.array([[0.501, 1.0, 0.41], [0.501, 1.0, 0.3], [0.501, 0.5, 0.4]]), trained).tolist()
     [False, True, True]
     """
-    least = np.array([WORTHWHILE, 1e-9, ALIKE])
+    least = np.array([ALIKE_SAVED, 1e-9, ALIKE])
     found: NDArray[np.bool_] = np.array([(np.abs(trained - one) > least).any(axis=1).all() for one in candidates], bool)
     return found

@@ -349,7 +349,7 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
 def test_of_outcomes_that_cannot_be_told_apart_one_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has 32 steps, so a difference of 3 of them is below what is then told apart."""
     monkeypatch.setattr(quality_model, "ALIKE", 3.5 / 32)
-    monkeypatch.setattr(quality_model, "WORTHWHILE", 0.06)
+    monkeypatch.setattr(quality_model, "ALIKE_SAVED", 0.06)
     monkeypatch.setattr(module, "WORTHWHILE", 0.06)
     made = learning(tmp_path)
     trained_by(made, tmp_path)
