@@ -194,17 +194,9 @@ def kept_after(values: Tensor, count: int) -> Tensor:
 
     Among equal values the first is removed first; a NaN counts as the largest. Any real type, any device.
     """
-    if count == 0:
-        return torch.ones_like(values, dtype=torch.bool)
-    # kthvalue does not support half precision on every device; widening keeps the order.
-    values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-    values = torch.where(values.isnan(), torch.inf, values)
-    last = values.kthvalue(count).values
-    kept = values > last
-    ties = (values == last).nonzero().flatten()
-    # At least k values are <= `last`; the ties beyond k are kept.
-    surplus = values.numel() - int(kept.sum()) - count
-    kept[ties[ties.numel() - surplus :]] = True
+    order = torch.where(values.isnan(), torch.inf, values).argsort(stable=True)
+    kept = torch.ones_like(values, dtype=torch.bool)
+    kept[order[:count]] = False
     return kept
 
 
@@ -270,14 +262,10 @@ class StructuresPruner(Pruner):
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         self._check(weights)  # thinning changes shapes after the pruner was built
-        maps = {}
-        for name in self.ranked:
-            found = self.map(name, weights[name].detach(), self._share(moment))
-            if found is not None:
-                maps[name] = found
-        if self.has_leader and maps:
+        maps = {name: self.map(name, weights[name].detach(), self._share(moment)) for name in self.ranked}
+        if self.has_leader:
             maps = dict.fromkeys(self.targets, maps[self.targets[0]])
-        return {name: self.structures.spread(found, weights[name]) for name, found in maps.items()}
+        return {name: self.structures.spread(found, weights[name]) for name, found in maps.items() if found is not None}
 
     @abstractmethod
     def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
@@ -385,9 +373,9 @@ class ApozPruner(_SeenPruner):
         sums = self._watch.sums.pop(name, None)
         return None if sums is None else self.score(*sums)
 
-    def score(self, inactive: Tensor, total: Tensor, seen: int) -> Tensor:
-        """Return the scores, shape (F,), of `Sums`; the least goes first."""
-        return -inactive.double() / seen
+    def score(self, inactive: Tensor, total: Tensor, seen: Tensor) -> Tensor:
+        """Return the scores, shape (F,), of `sums_of`; the least goes first."""
+        return -inactive / seen
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self._watch.state_dict()}
@@ -399,7 +387,7 @@ class ApozPruner(_SeenPruner):
 class ActivationMeanPruner(ApozPruner):
     """Remove filters with the smallest mean activation (Molchanov et al. 2017, section 2.2)."""
 
-    def score(self, inactive: Tensor, total: Tensor, seen: int) -> Tensor:
+    def score(self, inactive: Tensor, total: Tensor, seen: Tensor) -> Tensor:
         return total / seen
 
 
@@ -433,10 +421,7 @@ class GradientPruner(_SeenPruner):
 
     def _add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
-        terms = terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        before = self._sums.get(name)
-        fits = before is not None and before.shape == terms.shape
-        self._sums[name] = before.to(terms.device) + terms if fits and before is not None else terms
+        add_sums(self._sums, name, terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": {name: total.clone() for name, total in self._sums.items()}}
@@ -458,18 +443,21 @@ ACTIVATIONS = (
 #: Node names at which the search back through autograd's graph stops: earlier values belong to another layer.
 _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 
-#: Sums over a convolution's activations since the last reset, of each filter: how many are <= 0, their sum, (F,), and
-#: how many there are.
-Sums = tuple[Tensor, Tensor, int]
 #: The weights whose activation a call of a module (name, number of the call in a forward) returns.
 _Found = dict[tuple[str, int], list[str]]
 
 
-def sums_of(activation: Tensor) -> Sums:
-    """Sum an activation (N, F, ...) over all dimensions except the second."""
+def sums_of(activation: Tensor) -> Tensor:
+    """Return how many values of each filter are <= 0, their sum, and how many there are: (3, F)."""
     rest = [d for d in range(activation.dim()) if d != 1]
-    inactive, total = (activation <= 0).sum(dim=rest), activation.sum(dim=rest, dtype=torch.float64)
-    return inactive, total, activation.numel() // activation.shape[1]
+    sums = [part.sum(dim=rest, dtype=torch.float64) for part in (activation <= 0, activation)]
+    return torch.stack([*sums, torch.full_like(sums[0], activation.numel() // activation.shape[1])])
+
+
+def add_sums(sums: dict[str, Tensor], name: str, new: Tensor) -> None:
+    """Add sums by filter to those there are; those from before a thinning include removed filters and are discarded."""
+    before = sums.get(name)
+    sums[name] = new if before is None or before.shape != new.shape else before.to(new.device) + new
 
 
 def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Module]:
@@ -497,7 +485,7 @@ class ActivationWatch:
 
     def __init__(self, weights: Sequence[str]) -> None:
         self._weights = tuple(weights)
-        self.sums: dict[str, Sums] = {}
+        self.sums: dict[str, Tensor] = {}  # since the last reset, by weight (`sums_of`)
         self._handles: list[RemovableHandle] = []
         # A module may be called several times in a forward (torchvision's blocks share one ReLU): calls are counted.
         self._calls: Counter[str] = Counter()
@@ -505,7 +493,7 @@ class ActivationWatch:
         self._loaded: _Found | None = None
         # During the search: what was found, and node and sums of outputs whose activation was not.
         self._finding: _Found = {}
-        self._open: dict[str, tuple[Node | None, Sums]] = {}
+        self._open: dict[str, tuple[Node | None, Tensor]] = {}
 
     def start(self, model: nn.Module) -> None:
         """Start watching this model; searches for its activations again unless a state was just loaded."""
@@ -542,7 +530,7 @@ class ActivationWatch:
             # An in-place activation would change the output before the forward ends, so sum it now.
             self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
         elif not any(name in names for names in self._found.values()):
-            self._add(name, sums_of(output.detach().relu()))
+            add_sums(self.sums, name, sums_of(output.detach().relu()))
 
     def _activated(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         call = (name, self._calls[name])
@@ -556,12 +544,12 @@ class ActivationWatch:
             sums = sums_of(output.detach())
             for weight in names:
                 self._open.pop(weight, None)
-                self._add(weight, sums)
+                add_sums(self.sums, weight, sums)
 
     def _ended(self, model: nn.Module, inputs: object, output: object) -> None:
         if self._found is None and model.training and torch.is_grad_enabled():
             for name, (_, sums) in self._open.items():
-                self._add(name, sums)
+                add_sums(self.sums, name, sums)
             self._found = {call: names for call, names in self._finding.items() if names}
             self._open = {}  # it holds the graph, without which the model can be copied
 
@@ -570,7 +558,7 @@ class ActivationWatch:
         outputs = {
             node: name
             for name, (node, sums) in self._open.items()
-            if node is not None and activation.dim() > 1 and activation.shape[1] == len(sums[1])
+            if node is not None and activation.dim() > 1 and activation.shape[1] == sums.shape[1]
         }
         if not outputs or activation.grad_fn is None:
             return []
@@ -587,21 +575,13 @@ class ActivationWatch:
                     stack.append(node)
         return found
 
-    def _add(self, name: str, sums: Sums) -> None:
-        inactive, total, seen = self.sums.get(name, sums)
-        # After thinning, the earlier sums include removed filters and are discarded. They may be on another device.
-        if name in self.sums and total.shape == sums[1].shape:
-            sums = (inactive.to(sums[0].device) + sums[0], total.to(sums[1].device) + sums[1], seen + sums[2])
-        self.sums[name] = sums
-
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
-        sums = {name: [inactive.clone(), total.clone(), n] for name, (inactive, total, n) in self.sums.items()}
         found = None if self._found is None else [[*call, list(names)] for call, names in self._found.items()]
-        return {"sums": sums, "found": found}
+        return {"sums": {name: sums.clone() for name, sums in self.sums.items()}, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sums = {name: (inactive, total, int(n)) for name, (inactive, total, n) in state["sums"].items()}
+        self.sums = dict(state["sums"])
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
 
