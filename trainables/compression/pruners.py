@@ -21,10 +21,9 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
-from trainables.compression.schedule.agp import gradual_share
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, listed, plain_name
-from trainables.compression.schedule.timing import Moment, Timing
+from trainables.compression.schedule.timing import Moment, Timing, gradual_share
 from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
 from trainables.errors import UserError
 from trainables.workloads.user_code import class_named

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainables.compression.schedule.agp import gradual_share
 from trainables.compression.schedule.configs import GradualConfig, SparsityLevelParameterPrunerConfig
 from trainables.compression.schedule.parts import Component, PlannedPolicy, PrunerPolicyConfig, Schedule
+from trainables.compression.schedule.timing import gradual_share
 
 
 def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> tuple[float, float] | None:

@@ -13,7 +13,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import islice, product
+from operator import getitem
 from typing import Any, TypeVar
 
 import yaml
@@ -37,7 +39,6 @@ from trainables.compression.schedule.document import (
     Path,
     Problem,
     ScheduleError,
-    SearchTag,
     dotted,
     nearest,
     open_document,
@@ -135,18 +136,10 @@ class MarkedSchedule:
             if name not in values:
                 raise UserError(f"{name} needs a value: it is a range to search")
         right = {name: mark.checked(values[name], name) for name, mark in self.marks.items()}
-
-        def filled(value: Any, path: Path) -> Any:
-            if isinstance(value, SearchTag):
-                return right[self.names[path]]
-            if isinstance(value, dict):
-                return {key: filled(item, (*path, key)) for key, item in value.items()}
-            if isinstance(value, list):
-                return [filled(item, (*path, position)) for position, item in enumerate(value)]
-            return value
-
-        found: dict[str, Any] = filled(self.document.value, ())
-        return found
+        found: Any = plain(self.document.value)
+        for path, name in self.names.items():
+            reduce(getitem, path[:-1], found)[path[-1]] = right[name]
+        return dict(found)
 
     def filled(self, values: Mapping[str, Value]) -> Document:
         """Return the document with values in place of the ranges."""

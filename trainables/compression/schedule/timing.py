@@ -60,15 +60,9 @@ class Timing:
         return self.active_epochs()[-1]
 
     def progress(self, epoch: int) -> float:
-        """Return the position of an active epoch between the first (0) and the last (1); 1 if there is only one.
-
-        In a range: (e - S) / (floor((E - S - 1) / f) f). In a list of epochs: by index, not by distance.
-        """
-        if self.last_epoch == self.starting_epoch:
-            return 1.0
-        if self.epochs is not None:
-            return self.epochs.index(epoch) / (len(self.epochs) - 1)
-        return (epoch - self.starting_epoch) / (self.last_epoch - self.starting_epoch)
+        """Return the position of an active epoch, by index, from the first (0) to the last (1); 1 if it is alone."""
+        active = self.active_epochs()
+        return active.index(epoch) / (len(active) - 1) if len(active) > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +78,13 @@ class Moment:
     def progress(self) -> float:
         """Return the position of the epoch among the policy's active epochs, in [0, 1]."""
         return self.timing.progress(self.epoch)
+
+
+def gradual_share(initial: float, final: float, progress: float) -> float:
+    """Return s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1), p from 0 in the first active epoch to 1.
+
+    >>> [round(gradual_share(0.05, 0.8, p), 4) for p in (0, 0.25, 0.5, 0.75, 1)]
+    [0.05, 0.4836, 0.7063, 0.7883, 0.8]
+    """
+    left = (1 - progress) ** 3
+    return left * initial + (1 - left) * final  # exact at both ends
