@@ -9,7 +9,6 @@ Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; l
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,8 +27,8 @@ from trainables.compression.schedule.names import without_parallel
 from trainables.errors import UserError, unknown_name
 from trainables.runtime.isolation import kept_generators
 from trainables.workloads.models import MODELS, build_model
+from trainables.workloads.models.custom import called_with_sizes
 from trainables.workloads.models.pretrained import read_weights
-from trainables.workloads.user_code import import_attribute
 
 
 class DistillationLossWeights(NamedTuple):
@@ -64,7 +63,7 @@ def distillation_loss(
     student, teacher = _rows(student_logits), _rows(teacher_logits.detach())
     log_q = F.log_softmax(student / temperature, dim=1)
     log_p = F.log_softmax(teacher / temperature, dim=1)
-    divergence = F.kl_div(log_q, log_p, reduction="sum", log_target=True) / len(student)
+    divergence = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
     loss = student_weight * student_ce + distill_weight * temperature**2 * divergence
     if teacher_weight == 0 or labels is None:
         return loss
@@ -238,7 +237,8 @@ def build_teacher(
     with kept_generators({parameter.device for parameter in student.parameters()}):
         torch.default_generator.manual_seed(_SEED)
         if ":" in name:
-            teacher = _called(name, student, pretrained=settings.pretrained)
+            always = {"pretrained": True} if settings.pretrained else {}
+            teacher = called_with_sizes(name, "teacher", _sizes(student), **always)
         elif name == SAME:
             teacher = bare_copy(student) if make_model is None else make_model()
         else:
@@ -257,20 +257,6 @@ def build_teacher(
             "some, the student learns from random scores",
             stacklevel=2,
         )
-    return teacher
-
-
-def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
-    function = import_attribute(name, "teacher")
-    try:
-        named = inspect.signature(function).parameters
-        arguments: dict[str, Any] = {key: size for key, size in _sizes(student).items() if key in named}
-        teacher = function(**arguments, **({"pretrained": True} if pretrained else {}))
-    except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"teacher {name} must be built by calling it, which raised {told}") from error
-    if not isinstance(teacher, nn.Module):
-        raise UserError(f"teacher {name} must return an nn.Module, got {type(teacher).__name__}")
     return teacher
 
 

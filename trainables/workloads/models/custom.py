@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,28 +15,36 @@ from trainables.workloads.user_code import import_function
 
 
 def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> nn.Module:
-    """Build the model by calling the user's function.
-
-    The function is called with those of ``num_classes``, ``image_size`` and ``channels`` that its signature names, and
-    with ``num_classes`` where it takes any keyword. A class works as well.
+    """Build the model by calling the user's function as `called_with_sizes`.
 
     Raises:
-        UserError: a name of another form, a module that does not import, no such function in it, or a function that
-            raises or returns no `nn.Module`.
+        UserError: a name of another form, or as `called_with_sizes`.
     """
     path, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
         raise UserError(f"a model of one's own must be given as package.module:function, got {name!r}")
-    function = import_function(name, "model")
-    sizes = {"num_classes": classes, "image_size": image_size, "channels": channels}
+    return called_with_sizes(name, "model", {"num_classes": classes, "image_size": image_size, "channels": channels})
+
+
+def called_with_sizes(name: str, what: str, sizes: Mapping[str, int], **always: Any) -> nn.Module:
+    """Return the model of the user's function, or class, of this name.
+
+    It is called with those of ``sizes`` that its signature names, with ``num_classes`` where it takes any keyword, and
+    with ``always``. Messages call the model by ``what``.
+
+    Raises:
+        UserError: a module that does not import, no such function in it, or a function that raises or returns no
+            `nn.Module`.
+    """
+    function = import_function(name, what)
     try:
         named, takes_any = parameters_of(function)
         wanted = {*named, "num_classes"} if takes_any else named
-        model = function(**{name: size for name, size in sizes.items() if name in wanted})
+        model = function(**{name: size for name, size in sizes.items() if name in wanted}, **always)
     except Exception as error:
-        raise UserError(f"model {name} must be built by calling it, which raised {in_one_line(error)}") from error
+        raise UserError(f"{what} {name} must be built by calling it, which raised {in_one_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name} must return an nn.Module, got {type(model).__name__}")
+        raise UserError(f"{what} {name} must return an nn.Module, got {type(model).__name__}")
     return model
 
 
