@@ -35,16 +35,18 @@ WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear)
 Forward = Callable[[nn.Module, Batch], object]
 
 
-def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the weight layers by the name of their weight, each weight once, in the model's order."""
-    found: dict[str, nn.Module] = {}
-    seen: set[int] = set()
+def layer_weight(module: nn.Module) -> Tensor | None:
+    """Return the weight of a weight layer, None of other modules."""
+    return float_tensor(module, "weight") if isinstance(module, WEIGHT_LAYERS) else None
+
+
+def layer_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of the weight layers by name, each once, in the model's order."""
+    found: dict[int, tuple[str, Tensor]] = {}
     for name, module in model.named_modules():
-        weight = float_tensor(module, "weight") if isinstance(module, WEIGHT_LAYERS) else None
-        if weight is not None and id(weight) not in seen:
-            seen.add(id(weight))
-            found[plain_name(f"{name}.weight" if name else "weight")] = module
-    return found
+        if (weight := layer_weight(module)) is not None:
+            found.setdefault(id(weight), (plain_name(f"{name}.weight" if name else "weight"), weight))
+    return dict(found.values())
 
 
 def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
@@ -62,23 +64,18 @@ def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, in
 
 
 def _counted(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
-    layers = weight_layers(model)
-    by_weight = {id(float_tensor(module, "weight")): name for name, module in layers.items()}
-    counts = dict.fromkeys(layers, 0)
+    names = {id(weight): name for name, weight in layer_weights(model).items()}
+    counts = dict.fromkeys(names.values(), 0)
 
-    def count(name: str, numel: int, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(module, nn.Linear):
-            counts[name] += output.numel() // module.out_features * numel
-        elif isinstance(module, TRANSPOSED):
-            counts[name] += inputs[0].numel() // module.in_channels * numel
-        else:
-            counts[name] += output.numel() // module.out_channels * numel
+    def count(name: str, shape: torch.Size, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        # The weight is applied at each place of the tensor whose channels are its dimension 0.
+        places = (inputs[0] if isinstance(module, TRANSPOSED) else output).numel() // shape[0]
+        counts[name] += places * shape.numel()
 
     for module in model.modules():
         # Found before the forward, because in a functional call other tensors stand for the weights.
-        weight = float_tensor(module, "weight") if isinstance(module, WEIGHT_LAYERS) else None
-        if weight is not None and id(weight) in by_weight:
-            module.register_forward_hook(partial(count, by_weight[id(weight)], weight.numel()))
+        if (weight := layer_weight(module)) is not None:
+            module.register_forward_hook(partial(count, names[id(weight)], weight.shape))
     with evaluating(model):
         forward(model, batch)
     return {name: round(macs / len(batch[0])) for name, macs in counts.items()}
@@ -90,22 +87,21 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
     Zeros are counted in the current weights, with one synchronization with the device for the whole model. ``macs`` are
     those of `layer_macs` for the model's structure, and their sum for the model before thinning.
     """
-    layers = weight_layers(model)
-    weights = _weights_of(layers)
+    weights = layer_weights(model)
     with torch.no_grad():
-        counted = [_alive(weight) for weight in weights]
+        counted = [_alive(weight) for weight in weights.values()]
         numbers = torch.stack([row.to(counted[0].device) for row in counted]).tolist() if counted else []
     elements = alive = outside_zero_structures = 0
     effective = 0.0
     by_layer = {}
-    for name, weight, (nonzero, filters, channels) in zip(layers, weights, numbers, strict=True):
+    for (name, weight), (nonzero, filters, channels) in zip(weights.items(), numbers, strict=True):
         n = weight.numel()
         elements += n
         alive += nonzero
         outside_zero_structures += filters * channels * (n // (weight.shape[0] * weight.shape[1]))
         effective += macs[name] * nonzero / n
         by_layer[name] = round(1 - nonzero / n, 6)
-    dense = sum(macs[name] for name in layers)
+    dense = sum(macs[name] for name in weights)
     return {
         "sparsity": 1 - alive / elements if elements else 0.0,
         "structured_sparsity": 1 - outside_zero_structures / elements if elements else 0.0,
@@ -120,13 +116,9 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
 
 def zero_share(model: nn.Module) -> float:
     """Return the share of the weight layers' elements that are zero."""
-    weights = _weights_of(weight_layers(model))
+    weights = layer_weights(model).values()
     zeros = sum(int((weight == 0).sum()) for weight in weights)
     return zeros / max(1, sum(weight.numel() for weight in weights))
-
-
-def _weights_of(layers: Mapping[str, nn.Module]) -> list[Tensor]:
-    return [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]
 
 
 def _alive(weight: Tensor) -> Tensor:

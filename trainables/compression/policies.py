@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -338,10 +339,8 @@ def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[
         assert isinstance(module, _BatchNorm)
         if weight is None or module.running_var is None:
             continue
-        factor = (module.running_var + module.eps).rsqrt()
-        if module.affine:
-            factor = factor * module.weight.detach()
-        result[f"{convolution}.weight"] = weight.detach() * factor.to(weight).reshape(-1, *[1] * (weight.dim() - 1))
+        norm: Any = (module.running_mean, module.running_var, module.eps, module.weight, module.bias)
+        result[f"{convolution}.weight"] = fuse_conv_bn_weights(weight, None, *norm)[0].detach()
     return result
 
 

@@ -51,7 +51,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
         return UNKNOWN_RUN
     import psutil
 
-    from trainables.compression.measures import weight_layers
+    from trainables.compression.measures import layer_weights
     from trainables.gradskip.layers import has_trained_statistics, unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build_for
@@ -69,7 +69,7 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
         unit_ends=ends,
         watch=watch_needed(list(model.parameters()), model),
         epochs=config.epochs,
-        weight_names=tuple(weight_layers(model)),
+        weight_names=tuple(layer_weights(model)),
         # The optimizer is made only for this: torch loads its compiler with it.
         recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
         batch_size=workload.batch_size,
