@@ -14,17 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainables.compression.masks import parameters_as_built
 from trainables.compression.pruners import threshold_mask
 from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.names import assigned, plain_name
-from trainables.compression.structures import (
-    at_least_single,
-    check_group,
-    group_count,
-    group_mask,
-    group_norms,
-    parts_of,
-)
+from trainables.compression.schedule.names import assigned
+from trainables.compression.structures import Structures, at_least_single, check_group, group_mask, group_norms
 from trainables.errors import UserError
 from trainables.workloads.user_code import class_named
 
@@ -37,7 +31,7 @@ LEAST_VARIANCE = 1e-12
 _TERMS: dict[str, Callable[[Tensor, Any], list[Tensor]]] = {
     "L1Regularizer": lambda weight, strength: [strength * weight.abs().sum(dtype=at_least_single(weight.dtype))],
     "GroupLassoRegularizer": lambda weight, regime: [
-        regime[0] * group_norms(weight, kind).sum() for kind in parts_of(regime[1])
+        regime[0] * group_norms(weight, kind).sum() for kind in regime[1].split("+")
     ],
     "GroupVarianceRegularizer": lambda weight, regime: [
         regime[0] / group_norms(weight, regime[1]).var(unbiased=True).clamp(min=LEAST_VARIANCE)
@@ -86,13 +80,13 @@ def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) ->
         own: Any = class_named(settings.class_, {}, "regularizer", Regularizer)
         return own(settings, model)
     given: Any = settings
-    shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    shapes = {key: tuple(parameter.shape) for key, parameter in parameters_as_built(model).items()}
     try:
         regimes: dict[str, Any] = assigned(given.reg_regims, list(shapes))
         for parameter, regime in regimes.items():
             if isinstance(regime, tuple):
                 check_group(regime[1], parameter, shapes[parameter])
-            if settings.class_ == "GroupVarianceRegularizer" and group_count(shapes[parameter], regime[1]) < 2:
+            if settings.class_ == "GroupVarianceRegularizer" and Structures(regime[1]).count(shapes[parameter]) < 2:
                 raise UserError(
                     f"the variance of group {regime[1]} needs at least two groups, but {parameter} of shape "
                     f"{list(shapes[parameter])} has one"

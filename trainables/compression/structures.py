@@ -40,11 +40,6 @@ _WEIGHTS = {
 _INDEXED_BY = {"2D": (0, 1), "3D": (0,), "4D": (), "Filters": (0,), "Channels": (1,), "Rows": (0,), "Cols": (1,)}
 
 
-def parts_of(group: str) -> list[str]:
-    """Return the structures that a schedule's group names: one, or two joined by ``+``."""
-    return group.split("+")
-
-
 def ranked_group(group: str) -> str:
     """Return the structure of torch's weight that corresponds to a ranking pruner's ``group_type``.
 
@@ -54,15 +49,10 @@ def ranked_group(group: str) -> str:
 
 
 def check_group(group: str, name: str, shape: Sequence[int]) -> None:
-    """Raise UserError unless a weight of this shape has a group's structures."""
-    for counts, wanted in map(_WEIGHTS.__getitem__, parts_of(group)):
+    """Raise UserError unless a weight of this shape has a group's structures, of one kind or of two joined by ``+``."""
+    for counts, wanted in map(_WEIGHTS.__getitem__, group.split("+")):
         if len(shape) not in counts:
             raise UserError(f"{group} of {name} need {wanted}, got shape {'x'.join(map(str, shape)) or '()'}")
-
-
-def group_count(shape: Sequence[int], group: str) -> int:
-    """Return G of a weight of this shape, for one group of a schedule that is not Blocks."""
-    return prod(shape[dim] for dim in _INDEXED_BY[group])
 
 
 def group_norms(weight: Tensor, group: str) -> Tensor:
@@ -87,7 +77,7 @@ def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> 
     """
     absolute = weight.detach().abs()
     kept = absolute.new_ones(absolute.shape).bool()
-    for part in parts_of(group):
+    for part in group.split("+"):
         extent = _extent(weight, part)
         size = absolute.amax(extent, keepdim=True) if criterion == "Max" else absolute.mean(extent, keepdim=True)
         kept = kept & ~(size <= threshold)  # a NaN counts as large
@@ -116,11 +106,11 @@ class Structures:
                 f"{tuple(shape)}"
             )
 
-    def count(self, shape: torch.Size) -> int:
+    def count(self, shape: Sequence[int]) -> int:
         """Return G."""
         if self.group == "Blocks":
-            return shape.numel() // (self.block[0] * self.block[1])
-        return group_count(shape, self.group)
+            return prod(shape) // prod(self.block)
+        return prod(shape[dim] for dim in _INDEXED_BY[self.group])
 
     def split(self, weight: Tensor) -> Tensor:
         """Return the weight's structures, shape (G, n); half precision is converted to float32."""

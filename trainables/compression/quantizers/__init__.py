@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
@@ -184,7 +184,8 @@ class Quantizer:
             raise UserError(f"a model must be quantized once, got a quantized one for quantizer {self.name}")
         plan = self.plan(model)
         known = {id(p) for p in model.parameters()}
-        options = _options_of(model)
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        options: dict[str, Any] = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
         for module, bits in plan.items():
             self.change(module, bits, options)
         self.change_inputs(model, options)
@@ -355,10 +356,9 @@ class _PostTraining(_LinearTraining):
         super().prepare(model, optimizer)
         if stats is None:
             return
-        for name, module in modules.items():
-            layer = stats.get(name)
-            for place, found in () if layer is None else ((INPUT, layer.inputs.get(0)), (OUTPUT, layer.output)):
-                seen = module._modules.get(place)
+        for name in [name for name in modules if name in stats]:
+            for place, found in ((INPUT, stats[name].inputs.get(0)), (OUTPUT, stats[name].output)):
+                seen = modules[name]._modules.get(place)
                 if found is not None and isinstance(seen, CalibratedRange):
                     try:
                         seen.take(found.model_dump(exclude_none=True))
@@ -461,11 +461,6 @@ def read_stats(file: str) -> dict[str, _LayerStats]:
         raise UserError(f"model_activation_stats {file}: {where}: {first['msg']}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"model_activation_stats {file} cannot be read: {str(error).splitlines()[0]}") from error
-
-
-def _options_of(model: nn.Module) -> dict[str, Any]:
-    like: Tensor = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    return {"device": like.device, "dtype": torch.float64 if like.dtype == torch.float64 else torch.float32}
 
 
 _QUANTIZERS: dict[str, type[Quantizer]] = {

@@ -39,12 +39,12 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
-def _listed(given: object) -> object:
-    return [given] if isinstance(given, str) else given
-
-
 #: Parameter names or patterns, at least one; a single one may be given without a list.
-Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
+Names = Annotated[
+    tuple[Text, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
 #: A number >= 0 for each parameter name or pattern.
 ByName = Annotated[dict[Text, NotNegative], Field(min_length=1)]
 
@@ -289,8 +289,6 @@ class OverridesConfig(ComponentConfig):
     bits_bias: Bits | None = None
 
 
-#: By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits.
-_Overrides = dict[Text, OverridesConfig]
 #: The mapping of a range to numbers.
 _Mode = Annotated[Mode, BeforeValidator(_plain)]
 _Clip = Annotated[Clip, BeforeValidator(_plain)]
@@ -304,11 +302,10 @@ class ModesConfig(ComponentConfig):
     weights: _Mode = "SYMMETRIC"
 
 
-def _by_kind(given: Any) -> Any:
-    return {"activations": given, "weights": given} if isinstance(given, str) else given
-
-
-_Modes = Annotated[ModesConfig, BeforeValidator(_by_kind)]
+_Modes = Annotated[
+    ModesConfig,
+    BeforeValidator(lambda given: {"activations": given, "weights": given} if isinstance(given, str) else given),
+]
 
 
 class InputConfig(ComponentConfig):
@@ -345,7 +342,8 @@ class _QuantizerConfig(ComponentConfig):
     bits_activations: Bits | None = 32
     bits_weights: Bits | None = 32
     bits_bias: Bits | None = None
-    overrides: _Overrides = Field(default_factory=dict)
+    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
 
 
 class DorefaQuantizerConfig(_QuantizerConfig):
@@ -510,19 +508,11 @@ class _RemoverConfig(ComponentConfig):
     round_to: Count = 1
 
 
-class FilterRemoverConfig(_RemoverConfig):
-    """Remove zero filters and the weights that read them."""
-
-
-class ChannelRemoverConfig(_RemoverConfig):
-    """Remove zero input channels and the filters that produced them."""
-
-
-class StructureRemoverConfig(_RemoverConfig):
-    """Remove zero filters and zero input channels."""
-
-
-EXTENSIONS = _by_name(FilterRemoverConfig, ChannelRemoverConfig, StructureRemoverConfig)
+#: The extensions differ in what they remove: zero filters and the weights that read them, zero input channels and the
+#: filters that produced them, or both.
+EXTENSIONS = _by_name(
+    *(create_model(f"{what}RemoverConfig", __base__=_RemoverConfig) for what in ("Filter", "Channel", "Structure"))
+)
 
 
 class KnowledgeDistillationConfig(ComponentConfig):

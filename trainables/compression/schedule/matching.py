@@ -16,7 +16,7 @@ from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.document import Findings, Path
 from trainables.compression.schedule.names import match_names, patterns_of, plain_name
 from trainables.compression.schedule.parts import KINDS, Component, PrunerPolicyConfig, Schedule
-from trainables.compression.structures import Structures, check_group, group_count, ranked_group
+from trainables.compression.structures import Structures, check_group, ranked_group
 from trainables.errors import UserError
 
 #: Arguments that contain names of parameters, and the argument that contains names of modules.
@@ -162,7 +162,7 @@ def _check_structures(
             if common == "Blocks":
                 Structures("Blocks", settings.kwargs.block_shape[:2]).check(name, shape)  # type: ignore[attr-defined]
             elif common:
-                counts[name] = group_count(shape, ranked_group(common))
+                counts[name] = Structures(ranked_group(common)).count(shape)
         except UserError as error:
             findings.error(places[name], str(error))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
