@@ -74,8 +74,8 @@ class CompressionScheduler:
         make_model: Callable[[], nn.Module] | None = None,
         base_lrs: Sequence[float] | None = None,
         example: Callable[[nn.Module], object] | None = None,
-        before_change: Callable[[], None] | None = None,
-        model_changed: Callable[[], None] | None = None,
+        before_change: Callable[[], None] = lambda: None,
+        model_changed: Callable[[], None] = lambda: None,
     ) -> None:
         if isinstance(schedule, Optimizer):
             schedule, optimizer = None, schedule
@@ -190,7 +190,6 @@ class CompressionScheduler:
         """Handle the start of an epoch."""
         self._use(optimizer)
         self._look(epoch)
-        self._open = epoch
         for policy, moment in self._active(epoch):
             policy.epoch_begin(self.training, moment)
 
@@ -201,7 +200,6 @@ class CompressionScheduler:
         self._use(optimizer)
         if self._open != epoch:
             self._look(epoch)  # the run was resumed in the middle of the epoch
-            self._open = epoch
         active = self._active(epoch, minibatch_id, minibatches_per_epoch)
         for policy, moment in active:
             policy.minibatch_begin(self.training, moment)
@@ -333,16 +331,15 @@ class CompressionScheduler:
                 self._change()
                 scheduled.policy.look(self.training)
                 scheduled.is_looking = scheduled.has_acted = True
+        self._open = epoch
 
     def _change(self) -> None:
-        if self._before_change is not None:
-            tell, self._before_change = self._before_change, None
-            tell()
+        tell, self._before_change = self._before_change, lambda: None
+        tell()
 
     def _model_changed(self) -> None:
         with self.unhooked():  # hooks are installed again, since parameters may be new objects
-            if self._told is not None:
-                self._told()
+            self._told()
 
 
 def facts_of_run(base: TrialConfig) -> ModelFacts:

@@ -77,8 +77,8 @@ def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) ->
     for policy in policies:
         levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
         if isinstance(levels, Mapping):
-            path: Path = ("policies", policy.position, "pruner", "args", "levels")
-            patterns_of(levels, list(facts.parameters), partial(_report, findings, path, levels))
+            places: dict[str, Path] = {p: ("policies", policy.position, "pruner", "args", "levels", p) for p in levels}
+            patterns_of(levels, list(facts.parameters), partial(_report, findings, places))
     return Resolved(schedule=replace(schedule, sections=sections, policies=tuple(policies)), values=values, facts=facts)
 
 
@@ -104,11 +104,8 @@ def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
         return found
 
 
-def _report(
-    findings: Findings, path: Path, given: Mapping[str, Any] | Sequence[str], pattern: str, error: UserError
-) -> None:
-    place = pattern if isinstance(given, Mapping) else given.index(pattern)
-    findings.lenient((*path, place), str(error))
+def _report(findings: Findings, places: Mapping[str, Path], pattern: str, error: UserError) -> None:
+    findings.lenient(places[pattern], str(error))
 
 
 def _match(
@@ -119,27 +116,22 @@ def _match(
     The settings are None if no pattern of a component that needs one matches.
     """
     given = getattr(settings, argument)
-    path = (*key, argument)
-    unmatched: list[str] = []
+    path, is_map = (*key, argument), isinstance(given, Mapping)
+    places: dict[str, Path] = {p: (*path, p if is_map else given.index(p)) for p in given}
+    kept = list(given)
 
     def on_error(pattern: str, error: UserError) -> None:
-        unmatched.append(pattern)
-        _report(findings, path, given, pattern, error)
+        kept.remove(pattern)
+        _report(findings, places, pattern, error)
 
     known, match = (facts.modules, match_modules) if argument == MODULES else (facts.parameters, match_names)
     found = patterns_of(given, list(known), on_error, match)
-    kept = [pattern for pattern in given if pattern not in unmatched]
-    if isinstance(given, Mapping):
-        values = {name: given[found[name]] for name in known if name in found}
-        left: Any = {pattern: given[pattern] for pattern in kept}
-        places: dict[str, Path] = {name: (*path, pattern) for name, pattern in found.items()}
-    else:
-        values, left = dict.fromkeys(found), tuple(kept)
-        places = {name: (*path, given.index(pattern)) for name, pattern in found.items()}
-    _check_structures(settings, values, facts, path, places, findings)
+    values = {name: given[found[name]] for name in known if name in found} if is_map else dict.fromkeys(found)
+    _check_structures(settings, values, facts, path, {name: places[found[name]] for name in found}, findings)
     if not kept and argument != MODULES:
         return values, None
-    return values, settings.model_copy(update={argument: left}) if unmatched else settings
+    left = {pattern: given[pattern] for pattern in kept} if is_map else tuple(kept)
+    return values, settings.model_copy(update={argument: left}) if len(kept) < len(given) else settings
 
 
 def _check_structures(

@@ -33,21 +33,18 @@ class AttachedCompression(Attached):
         self._built_macs: int | None = None
         self._structure = 0
         schedule = schedule_of(config)
-        if schedule["policies"]:
-            self.scheduler = CompressionScheduler(
-                run.model,
-                schedule,
-                optimizer,
-                seed=config.seed,
-                compatible=bool(config.schedule_compatible),
-                make_model=run.make_model,
-                base_lrs=run.base_lrs,
-                example=run.forward,
-                before_change=run.before_change,
-                model_changed=self._changed,
-            )
-        else:
-            self.scheduler = CompressionScheduler(run.model, optimizer)  # does nothing
+        self.scheduler = CompressionScheduler(
+            run.model,
+            schedule if schedule["policies"] else None,  # without one it does nothing
+            optimizer,
+            seed=config.seed,
+            compatible=bool(config.schedule_compatible),
+            make_model=run.make_model,
+            base_lrs=run.base_lrs,
+            example=run.forward,
+            before_change=run.before_change,
+            model_changed=self._changed,
+        )
         self.replaces_schedule = any(isinstance(s.policy, LRPolicy) for s in self.scheduler.policies)
         if self.replaces_schedule:
             for group, lr in zip(optimizer.param_groups, run.base_lrs, strict=True):
