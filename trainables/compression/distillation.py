@@ -43,11 +43,8 @@ def distillation_loss(
     student_logits: Tensor,
     teacher_logits: Tensor,
     student_ce: Tensor,
-    *,
+    weights: DistillationLossWeights,
     temperature: float,
-    distill_weight: float,
-    student_weight: float,
-    teacher_weight: float = 0.0,
     labels: Tensor | None = None,
 ) -> Tensor:
     """Return the loss, a scalar; gradients flow to the student only.
@@ -64,15 +61,15 @@ def distillation_loss(
     log_q = F.log_softmax(student / temperature, dim=1)
     log_p = F.log_softmax(teacher / temperature, dim=1)
     divergence = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-    loss = student_weight * student_ce + distill_weight * temperature**2 * divergence
-    if teacher_weight == 0 or labels is None:
+    loss = weights.student * student_ce + weights.distill * temperature**2 * divergence
+    if weights.teacher == 0 or labels is None:
         return loss
     if labels.shape != student_logits.shape[:-1]:
         raise UserError(
             f"labels must have the logits' shape without the classes, {list(student_logits.shape[:-1])}, got "
             f"{list(labels.shape)}"
         )
-    return loss + teacher_weight * F.cross_entropy(teacher, labels.flatten())
+    return loss + weights.teacher * F.cross_entropy(teacher, labels.flatten())
 
 
 def _rows(logits: Tensor) -> Tensor:
@@ -185,8 +182,7 @@ class KnowledgeDistillationPolicy:
                 "distillation needs the student's logits: call the policy's forward(inputs) instead of the model, or "
                 "its attach(), before the loss"
             )
-        weights = {f"{name}_weight": weight for name, weight in self.loss_weights._asdict().items()}
-        return distillation_loss(*logits, loss, temperature=self.temperature, labels=labels, **weights)
+        return distillation_loss(*logits, loss, self.loss_weights, self.temperature, labels)
 
     def _keep(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or not self.calls_teacher_each_step:

@@ -67,12 +67,6 @@ def weight_dimension(module: nn.Module, side: int) -> int:
     return 1 - side if isinstance(module, _ConvNd) and module.transposed and not is_depthwise(module) else side
 
 
-def zero_slices(module: nn.Module, side: int) -> list[bool]:
-    """Return for each output channel (side 0) or input channel (side 1) whether all its weights are zero."""
-    assert isinstance(module, (_ConvNd, nn.Linear))
-    return (module.weight.detach() == 0).transpose(0, weight_dimension(module, side)).flatten(1).all(1).tolist()
-
-
 # --- Cutting modules and all tensors that have their channels: norms, masks, optimizer state --------------------------
 
 
@@ -206,8 +200,10 @@ class _Part:
         self.indices: dict[int, list[int]] = defaultdict(list)  # the module's own indices, by root channel r
         self.is_one_number = self.type == "PRELU" and width(self.module, 0) == 1
         """True for a PReLU that has one slope for all channels."""
-        weighted = self.type in (*_WEIGHTED, "DEPTHWISE_CONV")
-        self._zeros = zero_slices(self.module, side) if weighted else []
+        self._zeros: list[bool] = []  # whether all weights of a channel of the module's are zero
+        if isinstance(self.module, (_ConvNd, nn.Linear)):
+            zero = self.module.weight.detach() == 0
+            self._zeros = zero.transpose(0, weight_dimension(self.module, side)).flatten(1).all(1).tolist()
 
     def is_zero(self, r: int) -> bool:
         own = self.indices.get(r, [])
@@ -546,10 +542,9 @@ def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _shared(model: nn.Module) -> set[str]:
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(as_built(name))
-    return {name for several in names.values() if len(several) > 1 for name in several}
+    named = [(as_built(name), parameter) for name, parameter in model.named_parameters(remove_duplicate=False)]
+    uses = Counter(parameter for _, parameter in named)
+    return {name for name, parameter in named if uses[parameter] > 1}
 
 
 def _largest_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

@@ -54,11 +54,9 @@ def test_the_weighted_sum(shape: tuple[int, ...], temperature: float) -> None:
         student,
         teacher,
         torch.tensor(1.25, dtype=torch.float64),
-        temperature=temperature,
-        distill_weight=0.7,
-        student_weight=0.2,
-        teacher_weight=0.4,
-        labels=labels,
+        DistillationLossWeights(0.7, 0.2, 0.4),
+        temperature,
+        labels,
     )
     expected = 0.2 * 1.25 + 0.7 * divergence_by_hand(student, teacher, temperature) + 0.4 * ce_by_hand(teacher, labels)
     assert loss.shape == ()
@@ -70,9 +68,7 @@ def test_the_weighted_sum(shape: tuple[int, ...], temperature: float) -> None:
 def test_the_gradient_is_the_difference_of_the_shares(shape: tuple[int, ...], temperature: float) -> None:
     student, teacher = draw(*shape, seed=1).requires_grad_(), draw(*shape, seed=2).requires_grad_()
     zero = torch.zeros((), dtype=torch.float64)
-    distillation_loss(
-        student, teacher, zero, temperature=temperature, distill_weight=0.7, student_weight=0.2
-    ).backward()  # fmt: skip
+    distillation_loss(student, teacher, zero, DistillationLossWeights(0.7, 0.2), temperature).backward()
     q, p = (torch.softmax(x.detach() / temperature, -1) for x in (student, teacher))
     rows = student.numel() // 5
     assert student.grad is not None
@@ -84,9 +80,7 @@ def test_half_precision_is_computed_in_single() -> None:
     # The sum over the rows, 120,000, is above the greatest number of half precision.
     student = torch.tensor([[0.0, -60.0]], dtype=torch.half).repeat(2000, 1)
     teacher = torch.tensor([[-60.0, 0.0]], dtype=torch.half).repeat(2000, 1)
-    loss = distillation_loss(
-        student, teacher, torch.tensor(0.0), temperature=1.0, distill_weight=1.0, student_weight=0.0
-    )
+    loss = distillation_loss(student, teacher, torch.tensor(0.0), DistillationLossWeights(1.0, 0.0), temperature=1.0)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(60)
 
@@ -154,7 +148,7 @@ def test_a_step_is_that_of_the_loss_written_out(attached: bool) -> None:
     torch.manual_seed(9)
     scores = reference(inputs)
     distillation_loss(
-        scores, expert(inputs), F.cross_entropy(scores, labels), temperature=3.0, distill_weight=0.7, student_weight=0.2
+        scores, expert(inputs), F.cross_entropy(scores, labels), DistillationLossWeights(0.7, 0.2), temperature=3.0
     ).backward()
     assert torch.equal(output, scores)
     for ours, theirs in zip(gradients(student), gradients(reference), strict=True):

@@ -68,15 +68,12 @@ class ComponentConfig(BaseModel):
 def own_config(reference: str) -> type[ComponentConfig]:
     """Return the settings of a user's class, ``package.module:Class``, which takes any arguments."""
 
-    class Own(ComponentConfig):
+    class Own(OverridesConfig):  # the general numbers of bits are given as those of overrides are
         model_config = ConfigDict(extra="allow")
         class_: ClassVar[str] = reference
         nested: ClassVar[dict[str, Any]] = {"overrides": OverridesConfig}
         weights: Names | None = None
         overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-        bits_activations: Bits | None = None
-        bits_weights: Bits | None = None
-        bits_bias: Bits | None = None
 
     return Own
 

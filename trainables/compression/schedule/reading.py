@@ -458,13 +458,10 @@ class _Reader:
             return None
         return Component(section=section, name=name, class_name=class_name, settings=settings)
 
-    def _classes(self) -> list[Any]:
-        """Return the classes of all components as given, right or wrong."""
-        sections = [there for section in KINDS.values() if isinstance(there := self._given.get(section), dict)]
-        return [isinstance(one, dict) and one.get("class") for there in sections for one in there.values()]
-
     def _policies(self, given: Any) -> list[PlannedPolicy]:
-        if given is None and self._classes() == ["PostTrainLinearQuantizer"]:
+        sections = [there for section in KINDS.values() if isinstance(there := self._given.get(section), dict)]
+        classes = [isinstance(one, dict) and one.get("class") for there in sections for one in there.values()]
+        if given is None and classes == ["PostTrainLinearQuantizer"]:
             text = "is missing, so nothing acts while a model trains: a trained one takes export-model --quantize FILE"
             self._findings.warnings.append(Problem(("policies",), text))
             self._used |= {("quantizers", name) for name in self._components["quantizers"]}
