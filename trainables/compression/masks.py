@@ -41,10 +41,6 @@ class _Flags:
     mask_gradients: bool = False
 
 
-#: Weights and masks of one application, for ``torch._foreach_*``, and the names of those with an unmasked copy.
-_Plan = tuple[list[Tensor], list[Tensor], list[str]]
-
-
 class Masks:
     """The masks of one model's parameters.
 
@@ -61,7 +57,6 @@ class Masks:
         self._copies: dict[str, Tensor] = {}
         self._live: set[str] = set()
         self._handles: dict[str, RemovableHandle] = {}
-        self._plans: dict[bool, _Plan] = {}
 
     def get(self, name: str) -> Tensor | None:
         """Return a parameter's mask, or None."""
@@ -85,7 +80,6 @@ class Masks:
             self._put_back(name)
         self._flags[name].use_double_copies = use_double_copies
         self._flags[name].mask_on_forward_only = mask_on_forward_only
-        self._plans.clear()
 
     def set(self, name: str, mask: Tensor, *, is_regularization_mask: bool = False) -> None:
         """Give a parameter a mask of its shape; the next application uses it.
@@ -94,11 +88,7 @@ class Masks:
         unmasked copy; the permanent mask is kept.
         """
         mask = mask.detach().to(self._parameters[name])
-        if is_regularization_mask:
-            self._once[name] = mask
-        else:
-            self._masks[name] = mask
-            self._plans.clear()
+        (self._once if is_regularization_mask else self._masks)[name] = mask
 
     def mask_gradients(self, name: str, on: bool) -> None:
         """Start or stop multiplying the parameter's gradient by its current mask at each backward pass."""
@@ -125,16 +115,10 @@ class Masks:
             for name in self._live.intersection(self._once):
                 self._copies[name].mul_(self._once[name])
             self._once.clear()
-        if forward not in self._plans:
-            masked = [name for name in self._parameters if name in self._masks]
-            names = [name for name in masked if forward or not self._flags[name].mask_on_forward_only]
-            self._plans[forward] = (
-                [self._parameters[name] for name in names],
-                [self._masks[name] for name in names],
-                [name for name in names if self._flags[name].use_double_copies],
-            )
-        weights, masks, doubled = self._plans[forward]
-        for name in doubled:
+        names = [name for name in self._masks if forward or not self._flags[name].mask_on_forward_only]
+        for name in names:
+            if not self._flags[name].use_double_copies:
+                continue
             weight = self._parameters[name]
             if name in self._live:  # no step has been taken with it
                 weight.copy_(self._copies[name])
@@ -143,8 +127,8 @@ class Masks:
             else:
                 self._copies[name] = weight.detach().clone()
             self._live.add(name)
-        if weights:
-            torch._foreach_mul_(weights, masks)
+        if names:
+            torch._foreach_mul_([self._parameters[name] for name in names], [self._masks[name] for name in names])
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -158,7 +142,6 @@ class Masks:
         for name in names:
             self._put_back(name)
             self._masks.pop(name, None)
-        self._plans.clear()
 
     @torch.no_grad()
     def release(self, name: str) -> None:
@@ -214,14 +197,13 @@ class Masks:
         self._hook_again()
 
     def _hook_again(self) -> None:
-        """Register the hooks on gradients that the flags ask for, and forget the plans."""
+        """Register the hooks on gradients that the flags ask for."""
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
         for name, flags in self._flags.items():
             if flags.mask_gradients:
                 self.mask_gradients(name, True)
-        self._plans.clear()
 
     @torch.no_grad()
     def _put_back(self, name: str) -> None:

@@ -84,18 +84,17 @@ def _counted(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]
 def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int) -> dict[str, Any]:
     """Return the columns of a result row about the model's size, in plain types; docs/compression.md defines them.
 
-    Zeros are counted in the current weights, with one synchronization with the device for the whole model. ``macs`` are
-    those of `layer_macs` for the model's structure, and their sum for the model before thinning.
+    Zeros are counted in the current weights. ``macs`` are those of `layer_macs` for the model's structure, and their
+    sum for the model before thinning.
     """
     weights = layer_weights(model)
-    with torch.no_grad():
-        counted = [_alive(weight) for weight in weights.values()]
-        numbers = torch.stack([row.to(counted[0].device) for row in counted]).tolist() if counted else []
     elements = alive = outside_zero_structures = 0
     effective = 0.0
     by_layer = {}
-    for (name, weight), (nonzero, filters, channels) in zip(weights.items(), numbers, strict=True):
-        n = weight.numel()
+    for name, weight in weights.items():
+        is_alive, n = weight != 0, weight.numel()
+        nonzero = int(is_alive.sum())
+        filters, channels = (int(is_alive.transpose(0, side).flatten(1).any(1).sum()) for side in (0, 1))
         elements += n
         alive += nonzero
         outside_zero_structures += filters * channels * (n // (weight.shape[0] * weight.shape[1]))
@@ -119,13 +118,6 @@ def zero_share(model: nn.Module) -> float:
     weights = layer_weights(model).values()
     zeros = sum(int((weight == 0).sum()) for weight in weights)
     return zeros / max(1, sum(weight.numel() for weight in weights))
-
-
-def _alive(weight: Tensor) -> Tensor:
-    """Count the elements, filters (dimension 0) and channels (dimension 1) that are not (entirely) zero: (3,)."""
-    nonzero = weight != 0
-    parts = (nonzero, nonzero.flatten(1).any(1), nonzero.transpose(0, 1).flatten(1).any(1))
-    return torch.stack([part.sum() for part in parts])
 
 
 def latency(model: nn.Module, forward: Forward, batch: Batch) -> float:
