@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.names import assigned, listed, plain_name
+from trainables.compression.schedule.names import assigned, patterns_of, plain_name
 from trainables.compression.schedule.timing import Moment, Timing, gradual_share
 from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
 from trainables.errors import UserError
@@ -48,7 +48,7 @@ class Pruner:
         self.settings = settings
         # Value of the argument by parameter name, None if it has no values.
         self.values: dict[str, Any] = (
-            assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(listed(given, names))
+            assigned(given, names) if isinstance(given, Mapping) else dict.fromkeys(patterns_of(given, names))
         )
         self._first_use: dict[str, list[float]] = {}  # statistics of weights when they were first pruned, by name
         self.targets = tuple(self.values)  # parameter names, at least one
@@ -338,17 +338,26 @@ class _SeenPruner(StructuresPruner):
 
     epochs_before = 1
 
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        self.sums: dict[str, Tensor] = {}  # the collected data by weight, shape (..., F)
+
     def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
-        scores = self.scores(name)
-        count = self.structures.count(weight.shape)
-        # After thinning, the collected scores include removed filters.
-        if scores is None or len(scores) != count:
+        sums, count = self.sums.pop(name, None), self.structures.count(weight.shape)
+        # After thinning, the sums include removed filters.
+        if sums is None or sums.shape[-1] != count:
             return None
-        return kept_after(scores, pruned_count(share, count))
+        return kept_after(self.score(sums), pruned_count(share, count))
 
     @abstractmethod
-    def scores(self, name: str) -> Tensor | None:
-        """Return the filters' scores, shape (F,), and discard the collected data; None without data."""
+    def score(self, sums: Tensor) -> Tensor:
+        """Return the filters' scores, shape (F,), by the collected data of a weight."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": {name: sums.clone() for name, sums in self.sums.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sums = dict(state["sums"])
 
 
 class ApozPruner(_SeenPruner):
@@ -361,6 +370,7 @@ class ApozPruner(_SeenPruner):
         super().__init__(settings, model, generator)
         convolutions(model, self.ranked)
         self._watch = ActivationWatch(self.ranked)
+        self.sums = self._watch.sums
 
     def start(self, model: nn.Module) -> None:
         self._watch.start(model)
@@ -368,12 +378,8 @@ class ApozPruner(_SeenPruner):
     def stop(self) -> None:
         self._watch.stop()
 
-    def scores(self, name: str) -> Tensor | None:
-        sums = self._watch.sums.pop(name, None)
-        return None if sums is None else self.score(*sums)
-
-    def score(self, inactive: Tensor, total: Tensor, seen: Tensor) -> Tensor:
-        """Return the scores, shape (F,), of `sums_of`; the least goes first."""
+    def score(self, sums: Tensor) -> Tensor:
+        inactive, _, seen = sums
         return -inactive / seen
 
     def state_dict(self) -> dict[str, Any]:
@@ -386,7 +392,8 @@ class ApozPruner(_SeenPruner):
 class ActivationMeanPruner(ApozPruner):
     """Remove filters with the smallest mean activation (Molchanov et al. 2017, section 2.2)."""
 
-    def score(self, inactive: Tensor, total: Tensor, seen: Tensor) -> Tensor:
+    def score(self, sums: Tensor) -> Tensor:
+        _, total, seen = sums
         return total / seen
 
 
@@ -399,7 +406,6 @@ class GradientPruner(_SeenPruner):
 
     def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
         super().__init__(settings, model, generator)
-        self._sums: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     def start(self, model: nn.Module) -> None:
@@ -414,19 +420,12 @@ class GradientPruner(_SeenPruner):
             handle.remove()
         self._handles = []
 
-    def scores(self, name: str) -> Tensor | None:
-        total = self._sums.pop(name, None)
-        return None if total is None else total.abs()
+    def score(self, sums: Tensor) -> Tensor:
+        return sums.abs()
 
     def _add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
-        add_sums(self._sums, name, terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": {name: total.clone() for name, total in self._sums.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sums = dict(state["sums"])
+        add_sums(self.sums, name, terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
 
 
 # --- Statistics of convolutions' activations, collected while a model trains ------------------------------------------
@@ -580,7 +579,8 @@ class ActivationWatch:
         return {"sums": {name: sums.clone() for name, sums in self.sums.items()}, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sums = dict(state["sums"])
+        self.sums.clear()
+        self.sums.update(state["sums"])
         found = state["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
 

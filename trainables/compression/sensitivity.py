@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainables.compression.masks import parameters_as_built
 from trainables.compression.model_copies import evaluating
 from trainables.compression.pruners import kept_after
-from trainables.compression.schedule.names import listed
+from trainables.compression.schedule.names import patterns_of
 from trainables.compression.structures import Structures
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality, allowed_amount, read_drop
@@ -89,7 +89,7 @@ def sensitivity_analysis(
     known = prunable(model, kind)
     if not known:
         raise UserError(f"the model has no parameter of at least {_LEAST_DIMENSIONS[kind]} dimensions to prune")
-    chosen = known if layers is None else listed(layers, list(known))
+    chosen = known if layers is None else patterns_of(layers, list(known))
     ascending = sorted({0.0, *(LEVELS if levels is None else levels)})
     dense = evaluate(model)
     rows = []

@@ -96,11 +96,6 @@ def assigned(values: Mapping[str, T], known: Sequence[str]) -> dict[str, T]:
     return {name: values[found[name]] for name in known if name in found}
 
 
-def listed(patterns: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that match any of the patterns, in the patterns' order, each once (`patterns_of`)."""
-    return tuple(patterns_of(patterns, known))
-
-
 def block_of(name: str) -> str:
     """Return the block that a parameter belongs to: its module's name up to the first number that is not the last part.
 
