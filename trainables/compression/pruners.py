@@ -24,7 +24,7 @@ from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, patterns_of, plain_name
 from trainables.compression.schedule.timing import Moment, Timing, gradual_share
-from trainables.compression.structures import Structures, check_group, group_mask, ranked_group
+from trainables.compression.structures import check_group, group_mask, ranked_structures
 from trainables.errors import UserError
 from trainables.workloads.user_code import class_named
 
@@ -230,8 +230,7 @@ class StructuresPruner(Pruner):
 
     def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
         super().__init__(settings, model, generator)
-        blocks = getattr(settings, "kwargs", None)
-        self.structures = Structures(ranked_group(settings.group_type), *([blocks.block_shape[:2]] if blocks else []))
+        self.structures = ranked_structures(settings)
         self.has_leader = settings.group_dependency == "Leader"
         self.ranked = self.targets[:1] if self.has_leader else self.targets  # names of the weights that are ranked
         self.generator = generator

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 
@@ -38,14 +38,6 @@ _WEIGHTS = {
 }
 #: Dimensions of the weight that index a group's structures; a structure extends over all other dimensions.
 _INDEXED_BY = {"2D": (0, 1), "3D": (0,), "4D": (), "Filters": (0,), "Channels": (1,), "Rows": (0,), "Cols": (1,)}
-
-
-def ranked_group(group: str) -> str:
-    """Return the structure of torch's weight that corresponds to a ranking pruner's ``group_type``.
-
-    "Rows" of published schedules are rows of the transposed weight, by which a linear layer multiplies.
-    """
-    return "Cols" if group == "Rows" else group
 
 
 def check_group(group: str, name: str, shape: Sequence[int]) -> None:
@@ -131,3 +123,12 @@ class Structures:
             return grouped.expand(-1, r, -1, d, -1).reshape(shape).contiguous()
         sizes = [size if dim in _INDEXED_BY[self.group] else 1 for dim, size in enumerate(shape)]
         return values.reshape(sizes).expand(shape).contiguous()
+
+
+def ranked_structures(settings: Any) -> Structures:
+    """Return the structures of torch's weight that a ranking pruner's settings name.
+
+    "Rows" of published schedules are rows of the transposed weight, by which a linear layer multiplies.
+    """
+    block = settings.kwargs.block_shape[:2] if settings.group_type == "Blocks" else (1, 1)
+    return Structures("Cols" if settings.group_type == "Rows" else settings.group_type, block)

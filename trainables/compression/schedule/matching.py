@@ -16,7 +16,7 @@ from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.document import Findings, Path
 from trainables.compression.schedule.names import match_names, patterns_of, plain_name
 from trainables.compression.schedule.parts import KINDS, Component, PrunerPolicyConfig, Schedule
-from trainables.compression.structures import Structures, check_group, ranked_group
+from trainables.compression.structures import check_group, ranked_structures
 from trainables.errors import UserError
 
 #: Arguments that contain names of parameters, and the argument that contains names of modules.
@@ -151,10 +151,10 @@ def _check_structures(
         shape = facts.parameters[name]
         try:
             check_group(groups, name, shape)
-            if common == "Blocks":
-                Structures("Blocks", settings.kwargs.block_shape[:2]).check(name, shape)  # type: ignore[attr-defined]
-            elif common:
-                counts[name] = Structures(ranked_group(common)).count(shape)
+            if common:
+                structures = ranked_structures(settings)
+                structures.check(name, shape)
+                counts[name] = structures.count(shape)
         except UserError as error:
             findings.error(places[name], str(error))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:

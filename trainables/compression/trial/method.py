@@ -21,10 +21,7 @@ from trainables.runtime.isolation import kept_generators
 
 
 class AttachedCompression(Attached):
-    """A compression schedule attached to one training run.
-
-    UserError: the schedule is invalid, or has names that the model does not have.
-    """
+    """A compression schedule attached to one training run."""
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         self._run = run
