@@ -8,8 +8,6 @@ that the schedule gives a parameter, >= 0. Terms are summed over the parameters,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import add
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,9 +53,8 @@ class Regularizer:
 
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Return the term, a differentiable scalar, without synchronization with the device."""
-        return reduce(
-            add, [term for name, regime in self._regimes.items() for term in self._terms(weights[name], regime)]
-        )
+        first, *others = (term for name, regime in self._regimes.items() for term in self._terms(weights[name], regime))
+        return sum(others, first)
 
     def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return masks of weights that the threshold criterion zeroes after a step, else empty; no synchronization."""
