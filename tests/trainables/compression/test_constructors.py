@@ -102,7 +102,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_classes_of_the_users_own() -> None:
     schedule = {
         "version": 1,
-        "pruners": {"every": {"class": "mine:EveryNth", "weights": ["0.weight"], "n": 3}},
+        "pruners": {"every": {"class": "mine:EveryNth", "weights": ["0.weight"], "n": 3, "group_type": "thirds"}},
         "regularizers": {"tenth": {"class": "mine:Tenth", "strengths": {"2.weight": 0.1}}},
         "quantizers": {"plain": {"class": "mine:Plain", "bits_weights": 4, "overrides": {"2": {"bits_weights": None}}}},
         "policies": [

@@ -76,6 +76,11 @@ LASSO = [
 ]  # fmt: skip
 
 
+def test_a_parametrized_weight_goes_by_its_name(model: nn.Module) -> None:
+    nn.utils.parametrizations.orthogonal(model.fc)
+    assert build("L1Regularizer", model, reg_regims={"fc.weight": 2.0}).targets == ("fc.weight",)
+
+
 def test_l1_is_the_sum_of_absolute_values_and_its_gradient_the_sign(model: nn.Module) -> None:
     regularizer = build("L1Regularizer", model, reg_regims={"conv.weight": 0.25, "fc.*": 2.0})
     assert regularizer.targets == ("conv.weight", "fc.weight", "fc.bias")

@@ -351,7 +351,7 @@ class _PostTraining(_LinearTraining):
         stats = None if given.model_activation_stats is None else read_stats(given.model_activation_stats)
         if stats is not None and not set(stats) & set(modules):
             raise unknown_name(
-                f"layer in {given.model_activation_stats}", min(stats), [name for name in modules if name]
+                f"layer in {given.model_activation_stats}", min(stats, default=""), [name for name in modules if name]
             )
         super().prepare(model, optimizer)
         if stats is None:

@@ -118,6 +118,7 @@ def test_inputs_that_are_left_out(tmp_path: Path) -> None:
         ),
         ({"first": {"output": None}}, r"first\.output: Input should be"),
         ({"frist": STATS["first"]}, r"unknown layer in .*stats\.yaml 'frist': did you mean 'first'"),
+        ({}, r"unknown layer in .*stats\.yaml ''"),
         ({"first": {"output": {"min": 0, "max": 1}}}, r"stats\.yaml lacks avg_min of first"),
     ],
 )

@@ -111,6 +111,10 @@ def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> Non
         ("pruners", ranked("Filters", "stem.weight", "body.0.weight", group_dependency="Leader"),
          "weights: must have equally many structures with group_dependency Leader, got stem.weight 8, "
          "body.0.weight 16"),
+        ("pruners", ranked("Blocks", "body.0.weight", "head.weight", group_dependency="Leader",
+                           kwargs={"block_shape": [2, 2, 1, 1]}),
+         "weights: must have equally many structures with group_dependency Leader, got body.0.weight 288, "
+         "head.weight 40"),
         ("regularizers", {"class": "GroupLassoRegularizer", "reg_regims": {"stem.weight": [1, "Rows+Cols"]}},
          "reg_regims.stem.weight: Rows+Cols of stem.weight need a matrix, 2 dimensions, got shape 8x3x3x3"),
         ("pruners", {"class": "StructureParameterPruner", "threshold_criteria": "Max",
