@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from trainables.errors import UserError
 from trainables.gradskip.controller import STATE_KEY, GradientSkip
 from trainables.gradskip.optimizers import wrap
-from trainables.gradskip.script_counting.process_record import start, totals_of
+from trainables.gradskip.script_counting.process_record import start
+from trainables.gradskip.script_counting.stretches import totals_of
 from trainables.gradskip.script_counting.trace_file import METRIC_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.script.report_lines import by_metric, report

@@ -311,6 +311,12 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     assert whole is not None
     for name in ("steps", "iteration", "forward_flops", "backward_flops", "dense_flops", "optimizer_bytes", "events"):
         assert found[name] == whole[name], name
+    net, optimizer = build()  # in the process whose steps count already: what was measured says what its own cost
+    optimizer.load_state_dict(state)
+    train(optimizer, net, 5)
+    again = process_summary()
+    assert again is not None
+    assert again["dense_flops"] * 12 == whole["dense_flops"] * (12 + 5)
 
 
 def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:

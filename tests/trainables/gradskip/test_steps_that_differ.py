@@ -77,6 +77,62 @@ def penalty_every_third_step(make: Make) -> None:
         optimizer.step()
 
 
+class Heads(nn.Module):
+    """A body with a head, and another one, much larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.head, self.other = nn.Linear(8, 5), nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 5))
+
+    def forward(self, x: Tensor, beside: bool) -> list[Tensor]:
+        body = self.body(x)
+        return [head(body) for head in ((self.head, self.other) if beside else (self.head,))]
+
+
+def with_another_head(optimizer: torch.optim.Optimizer, net: Heads, steps: int, beside: Callable[[int], bool]) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        losses = [F.cross_entropy(scores, torch.arange(4)) for scores in net(torch.randn(4, 8), beside(step))]
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+
+
+def another_head_in_every_second_phase(make: Make) -> None:
+    net = Heads()
+    with_another_head(make(net, 1), net, 600, lambda step: step // 150 % 2 == 0)
+
+
+def another_head_in_step_1_and_late(make: Make) -> None:
+    net = Heads()
+    with_another_head(make(net, 1), net, 400, lambda step: step == 1 or step >= 200)
+
+
+def layers_that_are_dropped_more_and_more(make: Make) -> None:
+    torch.manual_seed(0)
+    first, layers = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+    optimizer = make(nn.ModuleList([first, layers]), -1)
+    for step in range(400):
+        optimizer.zero_grad()
+        x = first(torch.randn(4, 8))
+        for layer in layers:
+            if torch.rand(()) > step / 500:
+                x = x + F.relu(layer(x))
+        x.square().mean().backward()
+        optimizer.step()
+
+
+def evaluation_with_gradients(make: Make) -> None:
+    net = convolutions()
+    optimizer = make(net, 1)
+    for step in range(STEPS - 1):  # what follows the last step is in none
+        learn(net, optimizer)
+        if step % 5 == 4:
+            for _ in range(5):
+                net(images()[0])
+
+
 class Language(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -166,6 +222,10 @@ def flops_of(loop: Callable[[Make], None], make: Make) -> int:
         (folds, 0),
         (encoder_and_decoder, 0.001),
         (critic_that_is_switched_off_for_the_generator, 0.015),
+        (another_head_in_every_second_phase, 0),
+        (another_head_in_step_1_and_late, 0),
+        (layers_that_are_dropped_more_and_more, 0),
+        (evaluation_with_gradients, 0),
     ],
 )
 def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tolerance: float) -> None:
@@ -186,7 +246,26 @@ def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tole
     dense = flops_of(loop, lambda net, layer: torch.optim.SGD(net.parameters(), lr=0.01))
     assert found["forward_flops"] + found["backward_flops"] == pytest.approx(executed, rel=tolerance)
     assert found["dense_flops"] == pytest.approx(dense, rel=tolerance)
-    assert executed < dense or loop is head_but_in_every_tenth_step
+    assert executed < dense or loop in (head_but_in_every_tenth_step, layers_that_are_dropped_more_and_more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("until", [True, False])
+def test_a_stop_behind_a_change_of_the_loop_is_beside_what_the_stop_before_saved(until: bool) -> None:
+    """The other head trains until step 200, or from it on, so without stops one of both loops was never measured."""
+    stops = {100: 1, 300: 3}
+    net, record = Heads(), record_of()
+    optimizer = gradskip.SGD(
+        net.parameters(), lr=0.01, model=net, settings=settings(*((n, at) for at, n in stops.items()))
+    )
+    record.add(optimizer.gradskip, net)
+    with FlopCounterMode(display=False) as executed:
+        with_another_head(optimizer, net, 500, lambda step: (step < 200) == until)
+    found, plain = summary_of(record), Heads()
+    with FlopCounterMode(display=False) as dense:
+        with_another_head(torch.optim.SGD(plain.parameters(), lr=0.01), plain, 500, lambda step: (step < 200) == until)
+    assert found["forward_flops"] + found["backward_flops"] == executed.get_total_flops() < dense.get_total_flops()
+    assert found["dense_flops"] == dense.get_total_flops()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainables.errors import UserError
 from trainables.gradskip import Settings, wrap
 from trainables.gradskip.script_counting import process_record
-from trainables.gradskip.script_counting.process_record import totals_of
+from trainables.gradskip.script_counting.stretches import totals_of
 from trainables.script.report_lines import REPORTS_FILE
 
 lightning = pytest.importorskip("lightning.pytorch")

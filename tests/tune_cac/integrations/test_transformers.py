@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradskip import Settings, wrap
-from trainables.gradskip.script_counting.process_record import totals_of
+from trainables.gradskip.script_counting.stretches import totals_of
 from trainables.script.report_lines import REPORTS_FILE
 
 transformers = pytest.importorskip("transformers")

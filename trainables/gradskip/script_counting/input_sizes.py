@@ -116,6 +116,11 @@ def _having(parameters: Sequence[Tensor]) -> list[nn.Module]:
     return [module for module in _modules() if wanted <= {id(parameter) for parameter in module.parameters()}]
 
 
+def reads_of(size: Size) -> int:
+    """Return how many of a step's calls read from a cache."""
+    return sum(size[3:])
+
+
 def fitted(known: Mapping[Size, float], size: Size) -> float:
     """Return the FLOPs of a step of a size, from those of others: linear in c, n and q, by relative least squares.
 

@@ -11,10 +11,9 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,17 @@ from trainables.gradskip.layers import has_trained_statistics, make_plan, watch_
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
-from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, WatchedCalls, fitted
+from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, WatchedCalls, reads_of
 from trainables.gradskip.script_counting.step_flops import StepFlops
+from trainables.gradskip.script_counting.stretches import (
+    LOOKS,
+    MOST_STRETCHES,
+    SIZES_DENSE,
+    SIZES_STOPPED,
+    TRIES,
+    Stretch,
+    totals_of,
+)
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
     TRACE_FILE,
@@ -40,7 +48,7 @@ from trainables.gradskip.script_counting.trace_file import (
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
 from trainables.gradskip.step import SkippingStep, has_closure
-from trainables.gradskip.stops import Reason, blueprint_of
+from trainables.gradskip.stops import blueprint_of
 from trainables.runtime.memory import peak_bytes
 from trainables.storage import atomic_write
 
@@ -227,135 +235,6 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
     return total
 
 
-# --- Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure
-# The median of the measured steps of a size of inputs stands for all of that size, or, where these differ (a penalty
-# every few steps), the mean of many in a row; what others cost is fitted (`input_sizes.fitted`). Stops do not change
-# the forward pass, and the backward pass of all sizes by one share. Steps that read from a forward cache have a
-# forward pass of their own, alike in a stretch. The dense run has the layers frozen that the user has, and the loop
-# that the step has: where both were measured under stops alone, what these save is the share that they saved before,
-# or nothing where that is unknown.
-
-#: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
-#: without `torch.no_grad()`.
-LOOKS = 3
-#: Steps that are measured in a row where two of one size differ by more than a share.
-LOOKS_IN_A_ROW, ALIKE = 100, 0.01
-#: Further steps of a stretch that are measured, to find such differences, and each that is a multiple of a number.
-LATER_LOOKS, LOOK_EVERY = frozenset(round(1.5**n) for n in range(4, 12)), 97
-#: Most stretches that what the user freezes begins; behind them it is looked at no more.
-MOST_STRETCHES = 64
-#: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
-SIZES_DENSE, SIZES_STOPPED = 40, 8
-
-
-@dataclass(kw_only=True)
-class Stretch:
-    """Steps of one optimizer with one set of stopped layers in the process, and of layers that the user froze."""
-
-    steps: int = 0
-    dense: bool = True  # true where nothing was stopped anywhere
-    stopped: str = ""  # what was stopped in the process
-    frozen: str = ""  # what the user froze of this optimizer
-    loop: int = 0  # how often the loop had changed, so that it costs other FLOPs, or is seen by other sizes
-    row_begins: int | None = None  # number of the first measured step of those in a row, which count alone
-    forward_flops: list[int] = field(default_factory=list)  # of each measured step
-    backward_flops: list[int] = field(default_factory=list)
-    sizes: list[Size] = field(default_factory=list)  # size of each measured step's inputs
-    counts: dict[Size, int] = field(default_factory=dict)  # number of steps of each size
-    gradient_bytes: int = 0
-    optimizer_bytes: int = 0
-
-    @property
-    def wants_look(self) -> bool:
-        """Return whether the next step is to be measured."""
-        looks, begin = len(self.sizes), self.row_begins
-        in_a_row = begin is not None and looks - begin < LOOKS_IN_A_ROW
-        return looks < LOOKS or in_a_row or self.steps + 1 in LATER_LOOKS or (self.steps + 1) % LOOK_EVERY == 0
-
-    def differs(self, size: Size, forward_flops: int, backward_flops: int) -> bool:
-        """Return whether another measured step of this size costs something else."""
-        if self.row_begins is not None or size not in self.sizes:
-            return False
-        known = self.sizes.index(size)
-        pairs = ((forward_flops, self.forward_flops[known]), (backward_flops, self.backward_flops[known]))
-        return any(abs(new - old) > ALIKE * old for new, old in pairs)
-
-    def add(self, size: Size, forward_flops: int, backward_flops: int) -> None:
-        """Note a measured step."""
-        self.sizes.append(size)
-        self.forward_flops.append(forward_flops)
-        self.backward_flops.append(backward_flops)
-
-
-def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
-    """Return the total cost of the steps of one optimizer, in FLOPs and bytes.
-
-    FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
-    ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
-    """
-    measured = [s for s in stretches if s.backward_flops]
-    seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
-    names = (
-        "forward_flops", "backward_flops", "dense_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes"
-    )  # fmt: skip
-    totals = dict.fromkeys(names, 0.0)
-    shares: dict[tuple[str, str], float] = {}  # of the backward pass that is left, by what is stopped and frozen
-    for stretch in stretches:
-        if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
-            seen = stretch
-        own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
-        reading = {size: flops for size, flops in own_forward.items() if _reads(size)}
-        of_loop = [s for s in measured if s.loop == seen.loop]
-        whole_forward = {size: flops for size, flops in _typical(of_loop, "forward_flops").items() if not _reads(size)}
-        alike = [s for s in of_loop if s.frozen == seen.frozen]
-        beside = [s for s in alike if s.dense] or (alike[:1] if seen.loop == 0 else [])
-        key = seen.stopped, seen.frozen
-        if beside or seen.loop == 0:
-            dense = _typical(beside, "backward_flops")
-            whole = sum(fitted(dense, size) for size in own)
-            shares[key] = sum(own.values()) / whole if whole else 0.0
-        else:
-            if key not in shares:  # stopped since the loop has changed: beside a dense step of whatever size before
-                earlier = [s for s in measured if s.dense and s.frozen == seen.frozen]
-                before = fitted(_typical(earlier, "backward_flops"), ())
-                shares[key] = min(1.0, fitted(own, ()) / before) if before else 1.0
-            dense = {size: flops / (shares[key] or 1.0) for size, flops in own.items()}
-        share = shares[key]
-        for size, count in stretch.counts.items():
-            computing = (*size[:3], 0) if size else ()
-            full, forward = fitted(dense, computing), fitted(whole_forward, computing)
-            executed = fitted(reading, size) if reading and _reads(size) else forward
-            totals["forward_flops"] += count * executed
-            # Where nothing was stopped the user froze what is read, and the dense run reads it, too.
-            totals["dense_flops"] += count * ((executed if stretch.dense else forward) + full)
-            totals["dense_backward_flops"] += count * full
-            totals["backward_flops"] += count * next((own[s] for s in (size, computing) if s in own), share * full)
-        totals["gradient_bytes"] += stretch.steps * seen.gradient_bytes
-        totals["optimizer_bytes"] += stretch.steps * seen.optimizer_bytes
-    return {
-        "steps": sum(stretch.steps for stretch in stretches),
-        "measured_steps": sum(len(stretch.sizes) for stretch in stretches),
-        **{name: round(value) for name, value in totals.items()},
-    }
-
-
-def _typical(stretches: Iterable[Stretch], name: str) -> dict[Size, float]:
-    """Return the FLOPs of a step by size: of those in a row the mean, else the median."""
-    first: dict[Size, list[int]] = {}
-    in_a_row: dict[Size, list[int]] = {}
-    for stretch in stretches:
-        for look, (size, flops) in enumerate(zip(stretch.sizes, getattr(stretch, name), strict=True)):
-            counts = stretch.row_begins is not None and look >= stretch.row_begins
-            (in_a_row if counts else first).setdefault(size, []).append(flops)
-    medians = {size: float(median_low(values[:LOOKS])) for size, values in first.items()}
-    return medians | {size: fmean(values) for size, values in in_a_row.items()}
-
-
-def _reads(size: Size) -> int:
-    """Return how many of a step's calls read from a cache."""
-    return sum(size[3:])
-
-
 # --- The steps of one optimizer, and those of all optimizers of the process -----------------------------------------
 
 #: An optimizer without a step in this many latest steps of the process is no longer waited for.
@@ -368,9 +247,11 @@ class StepRecord:
     def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
         self._process = process
         self.gradskip = weakref.ref(gradskip)
-        self.stretches = [Stretch()]
+        self.now = Stretch()  # that of the next step
+        self.stretches = [self.now]  # in the order in which they began
         self._begun_with: dict[tuple[str, str], set[Size]] = {}  # sizes of first calls in measured steps, by stretch
-        self._trained: list[bool] = []  # what required a gradient at the last step
+        self._got: list[bool] = []  # whether parameters got gradients in the last step
+        self._missing: dict[tuple[Any, ...], int] = {}  # tries that are left to measure a step that was not
         self._loop = 0  # of the stretch
         self._has_rows = False  # true once steps of one size have differed
         self._size: Size = ()  # of the step's inputs
@@ -407,13 +288,13 @@ class StepRecord:
     @property
     def wants_look(self) -> bool:
         """Return whether too few steps since the last change were measured, and another one is expected."""
-        return self.stretches[-1].wants_look and self._goes_on
+        return (self.now.wants_look or any(self._missing.values())) and self._goes_on
 
     def wants_size(self, size: Size) -> bool:
         """Return whether a step of this input size should be measured: none was, and few enough others were."""
-        stretch = self.stretches[-1]
+        stretch = self.now
         begun_with = self._begun_with.setdefault((stretch.stopped, stretch.frozen), set())
-        others = sum(_reads(other) == _reads(size) for other in begun_with)
+        others = sum(reads_of(other) == reads_of(size) for other in begun_with)
         most = SIZES_DENSE if stretch.dense else SIZES_STOPPED
         if size in begun_with or others >= most or not self._goes_on:
             return False
@@ -426,18 +307,23 @@ class StepRecord:
 
     def _before(self, args: Any, kwargs: Any) -> None:
         self._process.stepping = True
-        self.look_at_user()
         if not has_closure(args, kwargs):
             self._take()  # what follows is the optimizer's own arithmetic
 
     def _after(self, args: Any, kwargs: Any) -> None:
-        self._take()  # a closure ran the training inside the step
+        if has_closure(args, kwargs):
+            self._take()  # it ran the training inside the step
         gradskip = self.gradskip()
         assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
-        stretch = self.stretches[-1]
+        stretch, size = self.now, self._size
         stretch.steps += 1
-        stretch.counts[self._size] = stretch.counts.get(self._size, 0) + 1
+        stretch.counts[size] = stretch.counts.get(size, 0) + 1
+        kind = (*stretch.key, size[:1])
+        if stretch.lacks(size):
+            self._missing.setdefault(kind, TRIES)
+        else:
+            self._missing.pop(kind, None)
         self._size = ()
         if self.calls is not None and not self.calls.were_seen:
             self._process.watch_parts(gradskip.parameters)
@@ -445,42 +331,34 @@ class StepRecord:
         self._process.end_step(self)
 
     def _take(self) -> None:
+        """Take the FLOPs of the step, whose gradients are there, if they were counted."""
+        self._look_at_gradients()
         seen = self._process.take()
-        stretch = self.stretches[-1]
         self._size = self._process.inputs.take() or self._size
-        if seen is not None and stretch.differs(self._size, *seen):
-            if len(stretch.sizes) >= LOOKS:  # they were alike: what follows is another loop
-                self.change_loop()
-                stretch = self.stretches[-1]
-            else:
-                stretch.row_begins = len(stretch.sizes) + 1
-            self._has_rows = True
-        if seen is not None:
-            stretch.add(self._size, *seen)
-            self._take_bytes(stretch)
-
-    def look_at_user(self) -> None:
-        """Begin another stretch where the user has frozen or unfrozen parameters."""
-        gradskip = self.gradskip()
-        if gradskip is None or len(self.stretches) >= MOST_STRETCHES:
+        if seen is None:
             return
-        trained = [parameter.requires_grad for parameter in gradskip.parameters]
-        if trained != self._trained:
-            self._trained = trained
-            if self._frozen() != self.stretches[-1].frozen:
-                self.begin_stretch(self._process.stopped())
+        self._missing = {kind: max(0, tries - 1) for kind, tries in self._missing.items()}
+        if self.now.differs(self._size, *seen):
+            if len(self.now.sizes) >= LOOKS:  # they were alike, or of a whole row: what follows is another loop
+                self.change_loop()
+            else:
+                self.now.row_begins, self._has_rows = len(self.now.sizes) + 1, True
+        self.now.add(self._size, *seen)
+        self._take_bytes(self.now)
+
+    def _look_at_gradients(self) -> None:
+        """Go on with another stretch where other parameters got gradients in this step than in the last one."""
+        gradskip = self.gradskip()
+        assert gradskip is not None  # its optimizer steps
+        got = [parameter.grad is not None and parameter.requires_grad for parameter in gradskip.parameters]
+        if got != self._got and not self._process.changed:  # else stops have taken some since
+            self._got = got
+            self.begin_stretch(self.now.stopped)
 
     def change_loop(self) -> None:
         """Begin stretches of another loop: what was measured before says nothing of it."""
         self._loop += 1
-        self.begin_stretch(self.stretches[-1].stopped)
-
-    def _frozen(self) -> str:
-        gradskip = self.gradskip()
-        if gradskip is None:
-            return self.stretches[-1].frozen
-        frozen = [n for n, reason in gradskip.stops.reasons.items() if reason == Reason.USER]
-        return f"{mask_of(frozen):x}" if frozen else ""
+        self.begin_stretch(self.now.stopped)
 
     def _take_bytes(self, stretch: Stretch) -> None:
         gradskip = self.gradskip()
@@ -495,27 +373,42 @@ class StepRecord:
                 stretch.optimizer_bytes += 2 * size + kept
 
     def begin_stretch(self, stopped: str) -> None:
-        """Go on with the stretch that has these stops and what the user has frozen now, or begin it."""
-        frozen = self._frozen()
-        if self.stretches[-1].steps == 0:
-            self.stretches.pop()
-        key = (stopped, frozen, self._loop)
-        known = [place for place, s in enumerate(self.stretches) if (s.stopped, s.frozen, s.loop) == key]
-        new = Stretch(dense=not stopped, stopped=stopped, frozen=frozen, loop=self._loop)
-        new.row_begins = 0 if self._has_rows else None
-        self.stretches.append(self.stretches.pop(known[0]) if known else new)
+        """Go on with the stretch that has these stops and left out what the last step did, or begin it."""
+        new = Stretch(dense=not stopped, stopped=stopped, loop=self._loop, row_begins=0 if self._has_rows else None)
+        gradskip = self.gradskip()
+        if gradskip is None:
+            new.still, new.frozen, new.unused = self.now.still, self.now.frozen, self.now.unused
+        else:
+            still = mask_of(gradskip.stops.numbers)
+            frozen = mask_of(n for n, parameter in enumerate(gradskip.parameters) if not parameter.requires_grad)
+            unused = mask_of(n for n, got in enumerate(self._got) if not got) & ~frozen
+            new.still, new.frozen, new.unused = (f"{mask:x}" for mask in (still, frozen & ~still, unused & ~still))
+        if self.now.steps == 0 and not self.now.sizes:
+            self.stretches.remove(self.now)
+        known = next((s for s in self.stretches if s.key == new.key), None)
+        if known is None and len(self.stretches) >= MOST_STRETCHES:
+            known = max(self.stretches, key=lambda one: one.likeness(new))
+        if known is None:
+            self.stretches.append(new)
+        self.now = known or new
 
     def state_dict(self) -> dict[str, Any]:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved steps; in a search from those of this trial, and if this process has taken none."""
+        """Continue from saved steps; in a search from those of this trial.
+
+        If this process has taken steps already, which count, what was measured before says what steps cost.
+        """
         trial = os.environ.get(TRIAL_FOLDER)
+        if not isinstance(state, Mapping) or state["trial"] != trial:
+            return
         is_new = trial is None or self._process.steps == 0
-        if is_new and isinstance(state, Mapping) and state["trial"] == trial:
-            self.stretches = [Stretch(**stretch) for stretch in state["stretches"]]
-            self._loop = max(stretch.loop for stretch in self.stretches)
-            self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)
+        again: dict[str, Any] = {} if is_new else {"steps": 0, "counts": {}}
+        self.stretches = [Stretch(**{**stretch, **again}) for stretch in state["stretches"]]
+        self.now = self.stretches[-1]
+        self._loop = max(stretch.loop for stretch in self.stretches)
+        self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)
 
 
 class ProcessRecord:
@@ -527,7 +420,7 @@ class ProcessRecord:
         self.records: list[StepRecord] = []
         self.steps = 0  # of all optimizers
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
-        self._changed = False
+        self.changed = False  # true once the stopped layers did in this step
         self.stepping = False  # true while an optimizer steps
         self.has_model = False  # true if every optimizer was given its model
         self.has_norms = False  # true if one of these has norms with statistics of an earlier training
@@ -559,8 +452,6 @@ class ProcessRecord:
 
     def _first_call(self, size: Size) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
-        if len(self.records) == 1:  # of several nobody knows whose step begins
-            self.records[0].look_at_user()
         wanting = [record for record in self.records if record.wants_size(size) or record.wants_look]
         if wanting and self._since is None:
             if not self.flops.at_work:
@@ -591,19 +482,19 @@ class ProcessRecord:
         self.steps += 1
         record.last_step = self.steps
         self._since = None
-        if self._changed:
+        if self.changed:
             self._begin_stretches()
         self.settle()
 
     def change(self) -> None:
         """Note that the set of stopped layers changed, within a step that still has all gradients or between two."""
-        self._changed = True
+        self.changed = True
         if not self.stepping:
             self._begin_stretches()
             self.settle()
 
     def _begin_stretches(self) -> None:
-        self._changed = False
+        self.changed = False
         stopped = self.stopped()
         for record in self.records:
             record.begin_stretch(stopped)

@@ -1,0 +1,198 @@
+"""Total cost of an optimizer's steps, from some measured steps of each stretch with one set of stopped layers. Pure.
+
+The median of the measured steps of a size of inputs stands for all of that size, or, where these differ (a penalty
+every few steps), the mean of many in a row; what others cost is fitted (`input_sizes.fitted`). Stops do not change
+the forward pass, and the backward pass of all sizes by one share. Steps that read from a forward cache have a
+forward pass of their own, alike in a stretch. The dense run has frozen and left out what the user has, and the loop
+that the step has. Where it was never measured so, what stops save is what they saved with other layers left out; in
+another loop the share that they saved there; nothing where that is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median_low
+
+from trainables.gradskip.script_counting.input_sizes import Size, fitted, reads_of
+
+#: Steps that are measured for each set of stopped layers and size of inputs: one of them may include an evaluation
+#: without `torch.no_grad()`.
+LOOKS = 3
+#: Steps that are measured in a row where two of one size differ by more than a share.
+LOOKS_IN_A_ROW, ALIKE = 100, 0.01
+#: Further steps of a stretch that are measured, to find such differences, and each that is a multiple of a number.
+LATER_LOOKS, LOOK_EVERY = frozenset(round(1.5**n) for n in range(4, 12)), 97
+#: Most stretches of an optimizer; steps that would begin another one count as of the most similar one.
+MOST_STRETCHES = 256
+#: Measured steps among which one is looked for that is like a step that was not measured.
+TRIES = 40
+#: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
+SIZES_DENSE, SIZES_STOPPED = 40, 8
+
+
+@dataclass(kw_only=True)
+class Stretch:
+    """Steps of one optimizer with one set of stopped layers in the process, and of those that the user left out.
+
+    Sets of this optimizer's parameters are hexadecimal masks; none has those of another.
+    """
+
+    steps: int = 0
+    dense: bool = True  # true where nothing was stopped anywhere
+    stopped: str = ""  # what was stopped in the process
+    still: str = "0"  # what was stopped of this optimizer
+    frozen: str = "0"  # what the user froze
+    unused: str = "0"  # what else got no gradient
+    loop: int = 0  # how often the loop had changed, so that it costs other FLOPs, or is seen by other sizes
+    row_begins: int | None = None  # number of the first measured step of those in a row, which count alone
+    forward_flops: list[int] = field(default_factory=list)  # of each measured step
+    backward_flops: list[int] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)  # size of each measured step's inputs
+    counts: dict[Size, int] = field(default_factory=dict)  # number of steps of each size
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str, str, int]:
+        """Return what its steps have in common."""
+        return self.stopped, self.still, self.frozen, self.unused, self.loop
+
+    def likeness(self, other: Stretch) -> tuple[bool, bool, int]:
+        """Return how alike two are, to be compared: stops, loop, then the number of parameters that are left out."""
+        apart = int(self.frozen, 16) ^ int(other.frozen, 16) | int(self.unused, 16) ^ int(other.unused, 16)
+        return self.stopped == other.stopped, self.loop == other.loop, -apart.bit_count()
+
+    @property
+    def wants_look(self) -> bool:
+        """Return whether the next step is to be measured."""
+        looks, begin = len(self.sizes), self.row_begins
+        in_a_row = begin is not None and looks - begin < LOOKS_IN_A_ROW
+        return looks < LOOKS or in_a_row or self.steps + 1 in LATER_LOOKS or (self.steps + 1) % LOOK_EVERY == 0
+
+    def differs(self, size: Size, forward_flops: int, backward_flops: int) -> bool:
+        """Return whether measured steps of this size cost something else: the first, or all of a whole row."""
+        begin = self.row_begins or 0
+        known = [look for look, other in enumerate(self.sizes[begin:], start=begin) if other == size]
+        if not known or (self.row_begins is not None and len(self.sizes) < begin + LOOKS_IN_A_ROW):
+            return False
+        known = known if self.row_begins is not None else known[:1]
+        pairs = ((forward_flops, self.forward_flops), (backward_flops, self.backward_flops))
+        least_and_most = ((new, min(old[n] for n in known), max(old[n] for n in known)) for new, old in pairs)
+        return any(not (1 - ALIKE) * least <= new <= (1 + ALIKE) * most for new, least, most in least_and_most)
+
+    def lacks(self, size: Size) -> bool:
+        """Return whether the cost of a step of this size follows from none that was measured."""
+        calls = {other[0] for other in self.sizes if other}
+        return not self.sizes or bool(size and size[0] not in calls and len(calls) < LOOKS)
+
+    def is_dense_of(self, other: Stretch) -> bool:
+        """Return whether steps without stops leave out what another stretch's steps would, had these no stops."""
+        alike = self.frozen == other.frozen and self.loop == other.loop
+        return self.dense and alike and int(self.unused, 16) & ~int(other.still, 16) == int(other.unused, 16)
+
+    def add(self, size: Size, forward_flops: int, backward_flops: int) -> None:
+        """Note a measured step."""
+        self.sizes.append(size)
+        self.forward_flops.append(forward_flops)
+        self.backward_flops.append(backward_flops)
+
+
+def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
+    """Return the total cost of the steps of one optimizer, in FLOPs and bytes.
+
+    FLOPs were counted in ``measured_steps``; those of the others follow from them. ``dense_flops`` and
+    ``dense_backward_flops`` are those of the same number of steps with nothing stopped.
+    """
+    names = (
+        "forward_flops", "backward_flops", "dense_flops", "dense_backward_flops", "gradient_bytes", "optimizer_bytes"
+    )  # fmt: skip
+    totals = dict.fromkeys(names, 0.0)
+    measured = [s for s in stretches if s.backward_flops]
+    whole = _dense_of(measured)
+    seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
+    for stretch in stretches:
+        if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
+            seen = stretch
+        own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
+        reading = {size: flops for size, flops in own_forward.items() if reads_of(size)}
+        alike = [s for s in measured if (s.frozen, s.unused, s.loop) == (seen.frozen, seen.unused, seen.loop)]
+        whole_forward = {size: flops for size, flops in _typical(alike, "forward_flops").items() if not reads_of(size)}
+        dense = whole.get(id(seen), {})
+        full_of_own = sum(fitted(dense, size) for size in own)
+        share = sum(own.values()) / full_of_own if full_of_own else 0.0
+        for size, count in stretch.counts.items():
+            computing = (*size[:3], 0) if size else ()
+            full, forward = fitted(dense, computing), fitted(whole_forward, computing)
+            executed = fitted(reading, size) if reading and reads_of(size) else forward
+            totals["forward_flops"] += count * executed
+            # Where nothing was stopped the user froze what is read, and the dense run reads it, too.
+            totals["dense_flops"] += count * ((executed if stretch.dense else forward) + full)
+            totals["dense_backward_flops"] += count * full
+            totals["backward_flops"] += count * next((own[s] for s in (size, computing) if s in own), share * full)
+        totals["gradient_bytes"] += stretch.steps * seen.gradient_bytes
+        totals["optimizer_bytes"] += stretch.steps * seen.optimizer_bytes
+    return {
+        "steps": sum(stretch.steps for stretch in stretches),
+        "measured_steps": sum(len(stretch.sizes) for stretch in stretches if stretch.steps),
+        **{name: round(value) for name, value in totals.items()},
+    }
+
+
+def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
+    """Return the FLOPs of the backward pass by size with nothing stopped, by the ids of stretches in their order."""
+    found: dict[int, dict[Size, float]] = {}
+    saved: dict[tuple[str, str, int], dict[Size, float]] = {}  # by what was stopped and frozen, and the loop
+    left: dict[tuple[str, str], float] = {}  # share of the backward pass, by what was stopped and frozen
+    for stretch in measured:
+        own = _typical([stretch], "backward_flops")
+        if stretch.dense:
+            found[id(stretch)] = own
+            continue
+        stops, loop = (stretch.stopped, stretch.frozen), (stretch.stopped, stretch.frozen, stretch.loop)
+        of_pattern = [
+            other
+            for other in measured
+            if id(other) in found
+            and (other.frozen, other.unused, other.loop) == (stretch.frozen, stretch.unused, stretch.loop)
+        ]
+        unseen = [s for s in measured if s.dense and s.frozen == stretch.frozen and not any(s.sizes)]
+        if dense := [other for other in measured if other.is_dense_of(stretch)]:
+            whole = _mean([_typical([other], "backward_flops") for other in dense], [other.steps for other in dense])
+        elif of_pattern:  # where less was stopped
+            whole = found[id(of_pattern[0])]
+        elif loop in saved:
+            whole = {size: flops + fitted(saved[loop], size) for size, flops in own.items()}
+        elif stops in left:
+            whole = {size: flops / (left[stops] or 1.0) for size, flops in own.items()}
+        elif unseen and stretch.loop:  # before the sizes of the model's inputs were seen
+            whole = {size: max(flops, fitted(_typical(unseen, "backward_flops"), ())) for size, flops in own.items()}
+        else:
+            whole = own
+        found[id(stretch)] = whole
+        saved.setdefault(loop, {size: max(0.0, fitted(whole, size) - flops) for size, flops in own.items()})
+        all_of_own = sum(fitted(whole, size) for size in own)
+        left.setdefault(stops, min(1.0, sum(own.values()) / all_of_own) if all_of_own else 0.0)
+    return found
+
+
+def _mean(costs: Sequence[Mapping[Size, float]], steps: Sequence[int]) -> dict[Size, float]:
+    """Return the mean FLOPs of stretches by size, each of which counts by its steps."""
+    sizes = dict.fromkeys(size for one in costs for size in one)
+    weights = [max(1, count) for count in steps]
+    return {
+        size: sum(weight * fitted(one, size) for one, weight in zip(costs, weights, strict=True)) / sum(weights)
+        for size in sizes
+    }
+
+
+def _typical(stretches: Iterable[Stretch], name: str) -> dict[Size, float]:
+    """Return the FLOPs of a step by size: of those in a row the mean, else the median."""
+    first: dict[Size, list[int]] = {}
+    in_a_row: dict[Size, list[int]] = {}
+    for stretch in stretches:
+        for look, (size, flops) in enumerate(zip(stretch.sizes, getattr(stretch, name), strict=True)):
+            counts = stretch.row_begins is not None and look >= stretch.row_begins
+            (in_a_row if counts else first).setdefault(size, []).append(flops)
+    medians = {size: float(median_low(values[:LOOKS])) for size, values in first.items()}
+    return medians | {size: fmean(values) for size, values in in_a_row.items()}
