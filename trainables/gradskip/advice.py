@@ -34,7 +34,8 @@ MESSAGES = {
     "give model= to number them in the model's order",
     "never": "Gradient-Skip {reason}",
     "left": "{names} still train before stopped layers, so the backward pass runs on through them: {ways}",
-    "all": "every parameter of this optimizer is stopped: training goes on with nothing to do",
+    "all": "every parameter of this optimizer is stopped: training goes on with nothing to do, and backward passes "
+    "still reach one of them",
     "unseen": "the execution order of the layers was never seen, so they stop in the order of registration and what "
     "is left before them is not known: the model is called in a way that hides it, as under torch.compile. {way}",
     "processes": "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
