@@ -6,7 +6,7 @@ The table has 40 outcomes of digits (`late_stops.py`) on 24 seeds: compute saved
 split are right. A search draws an order of these seeds. On the first it trains outcomes as `tune_cac.tuning.outcomes`
 chooses them, by validation; then what saves most, beside the baseline, on the next ones, as `tune_cac.tuning.race`
 decides with `analysis.metrics.over_seeds`. Where nothing is left that may be the answer, the outcome follows that
-saves most of those that are expected to be within the allowed loss, up to 15 full trainings. The true loss is the mean
+saves most of those that are expected to be within the allowed loss, up to `most_trainings`. The true loss is the mean
 on the test split, over all seeds of the table; whether an interval has it is judged by the seeds alone that the search
 did not use.
 
@@ -36,7 +36,7 @@ import pandas as pd
 from machine import header
 from numpy.typing import NDArray
 
-from analysis.io.study_options import MOST_TRAININGS
+from analysis.io.study_options import most_trainings
 from analysis.metrics import over_seeds
 from analysis.metrics.confirmation import paired_interval
 from analysis.metrics.noise import seed_noise
@@ -198,7 +198,7 @@ class ReplayedSearch:
         """Return the answer over further seeds, which are trained."""
         while True:
             number, decided = self._leader(seeds)
-            if self.further and self.trainings >= MOST_TRAININGS and (number, 1) not in self.further:
+            if self.further and self.trainings >= most_trainings(1 + seeds) and (number, 1) not in self.further:
                 return None
             if number is None:
                 left = [one for one in range(len(self.table.names)) if one not in self.lost]

@@ -33,8 +33,18 @@ TRIALS = 24
 #: Default of the seeds on which an answer is trained.
 SEEDS = 4
 
-#: Full trainings that a study has executed before no setting follows one that was refused over seeds, without a budget.
-MOST_TRAININGS = 15.0
+#: Full trainings for each further seed, and at least, that a study has executed before no setting follows one that was
+#: refused over seeds, without a budget.
+A_SEED, AT_LEAST = 5.0, 15.0
+
+
+def most_trainings(seeds: int) -> float:
+    """Return how much a study on so many seeds, its own among them, executes before no setting follows a refused one.
+
+    >>> most_trainings(4), most_trainings(8)
+    (15.0, 35.0)
+    """
+    return max(AT_LEAST, A_SEED * (seeds - 1))
 
 
 def option(

@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 import search_spaces
 from analysis.io.study_files import StudyInfo
 from analysis.io.study_options import (
-    MOST_TRAININGS,
+    A_SEED,
+    AT_LEAST,
     RESULTS,
     SEEDS,
     TRIALS,
@@ -214,7 +215,7 @@ class SearchOptions(StudyOptions):
     cost_budget: float | None = option(
         None,
         "compute in full trainings after which this search begins no further trial; running ones finish. Without it no "
-        f"setting follows a refused one on further seeds once {MOST_TRAININGS:g} are executed in all",
+        f"setting follows a refused one on further seeds once {AT_LEAST:g} ({A_SEED:g} a seed) are executed in all",
         metavar="N",
         on_resume=True,
         rare=True,

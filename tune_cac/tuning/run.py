@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.formatting import plural
 from analysis.io.studies import read_journal
 from analysis.io.study_files import Layout
-from analysis.io.study_options import MOST_TRAININGS, RESULTS, SEEDS
+from analysis.io.study_options import RESULTS, SEEDS, most_trainings
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import TrialConfig, wrapped_seed
@@ -306,7 +306,7 @@ def plan_of(
         sharing=bool(options.sharing),
         budget_bytes=int(options.checkpoint_budget),
         trials=info.trials,
-        most_trainings=MOST_TRAININGS if options.cost_budget is None else inf,
+        most_trainings=most_trainings(options.seeds or SEEDS) if options.cost_budget is None else inf,
         retries=options.retries,
         repeats=not options.fresh_processes,
         worker_resources={"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
