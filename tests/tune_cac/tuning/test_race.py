@@ -142,6 +142,7 @@ def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.
     assert search.best() is not None
 
 
+@pytest.mark.slow
 def test_a_search_that_has_executed_enough_finishes_a_setting_and_begins_no_other(tmp_path: Path) -> None:
     def lost(number: int, seed: int) -> float:
         return 0.3 * (number < 3 and seed > 0)
