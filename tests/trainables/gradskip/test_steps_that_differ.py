@@ -109,18 +109,26 @@ def another_head_in_step_1_and_late(make: Make) -> None:
     with_another_head(make(net, 1), net, 400, lambda step: step == 1 or step >= 200)
 
 
-def layers_that_are_dropped_more_and_more(make: Make) -> None:
+def with_dropped_layers(make: Make, stop: int, drops: Callable[[int], float]) -> None:
     torch.manual_seed(0)
     first, layers = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-    optimizer = make(nn.ModuleList([first, layers]), -1)
+    optimizer = make(nn.ModuleList([first, layers]), stop)
     for step in range(400):
         optimizer.zero_grad()
         x = first(torch.randn(4, 8))
         for layer in layers:
-            if torch.rand(()) > step / 500:
+            if torch.rand(()) >= drops(step):
                 x = x + F.relu(layer(x))
         x.square().mean().backward()
         optimizer.step()
+
+
+def layers_that_are_dropped_more_and_more(make: Make) -> None:
+    with_dropped_layers(make, -1, lambda step: step / 500)
+
+
+def layers_that_are_dropped_before_a_stop_has_seen_them_all(make: Make) -> None:
+    with_dropped_layers(make, 3, lambda step: 0.3)
 
 
 def evaluation_with_gradients(make: Make) -> None:
@@ -225,6 +233,7 @@ def flops_of(loop: Callable[[Make], None], make: Make) -> int:
         (another_head_in_every_second_phase, 0),
         (another_head_in_step_1_and_late, 0),
         (layers_that_are_dropped_more_and_more, 0),
+        (layers_that_are_dropped_before_a_stop_has_seen_them_all, 0.01),
         (evaluation_with_gradients, 0),
     ],
 )

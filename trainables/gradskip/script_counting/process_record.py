@@ -386,8 +386,9 @@ class StepRecord:
         if self.now.steps == 0 and not self.now.sizes:
             self.stretches.remove(self.now)
         known = next((s for s in self.stretches if s.key == new.key), None)
-        if known is None and len(self.stretches) >= MOST_STRETCHES:
-            known = max(self.stretches, key=lambda one: one.likeness(new))
+        alike = [s for s in self.stretches if s.stopped == stopped]
+        if known is None and len(alike) >= MOST_STRETCHES:
+            known = max(alike, key=lambda one: one.likeness(new))
         if known is None:
             self.stretches.append(new)
         self.now = known or new

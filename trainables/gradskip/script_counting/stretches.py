@@ -23,12 +23,16 @@ LOOKS = 3
 LOOKS_IN_A_ROW, ALIKE = 100, 0.01
 #: Further steps of a stretch that are measured, to find such differences, and each that is a multiple of a number.
 LATER_LOOKS, LOOK_EVERY = frozenset(round(1.5**n) for n in range(4, 12)), 97
-#: Most stretches of an optimizer; steps that would begin another one count as of the most similar one.
-MOST_STRETCHES = 256
+#: Most stretches with the same stops; steps that would begin another one count as of the most similar one.
+MOST_STRETCHES = 128
 #: Measured steps among which one is looked for that is like a step that was not measured.
 TRIES = 40
 #: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
 SIZES_DENSE, SIZES_STOPPED = 40, 8
+
+
+#: What the user froze, what else got no gradient, and the loop.
+Pattern = tuple[str, str, int]
 
 
 @dataclass(kw_only=True)
@@ -58,10 +62,10 @@ class Stretch:
         """Return what its steps have in common."""
         return self.stopped, self.still, self.frozen, self.unused, self.loop
 
-    def likeness(self, other: Stretch) -> tuple[bool, bool, int]:
-        """Return how alike two are, to be compared: stops, loop, then the number of parameters that are left out."""
+    def likeness(self, other: Stretch) -> tuple[bool, int]:
+        """Return how alike two are, to be compared: the loop, then the number of parameters that one leaves out."""
         apart = int(self.frozen, 16) ^ int(other.frozen, 16) | int(self.unused, 16) ^ int(other.unused, 16)
-        return self.stopped == other.stopped, self.loop == other.loop, -apart.bit_count()
+        return self.loop == other.loop, -apart.bit_count()
 
     @property
     def wants_look(self) -> bool:
@@ -86,10 +90,9 @@ class Stretch:
         calls = {other[0] for other in self.sizes if other}
         return not self.sizes or bool(size and size[0] not in calls and len(calls) < LOOKS)
 
-    def is_dense_of(self, other: Stretch) -> bool:
-        """Return whether steps without stops leave out what another stretch's steps would, had these no stops."""
-        alike = self.frozen == other.frozen and self.loop == other.loop
-        return self.dense and alike and int(self.unused, 16) & ~int(other.still, 16) == int(other.unused, 16)
+    def pattern(self, still: str = "0") -> Pattern:
+        """Return what the user left out, but for some parameters, and the loop."""
+        return self.frozen, f"{int(self.unused, 16) & ~int(still, 16):x}", self.loop
 
     def add(self, size: Size, forward_flops: int, backward_flops: int) -> None:
         """Note a measured step."""
@@ -116,7 +119,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
             seen = stretch
         own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
         reading = {size: flops for size, flops in own_forward.items() if reads_of(size)}
-        alike = [s for s in measured if (s.frozen, s.unused, s.loop) == (seen.frozen, seen.unused, seen.loop)]
+        alike = [s for s in measured if s.pattern() == seen.pattern()]
         whole_forward = {size: flops for size, flops in _typical(alike, "forward_flops").items() if not reads_of(size)}
         dense = whole.get(id(seen), {})
         full_of_own = sum(fitted(dense, size) for size in own)
@@ -140,39 +143,54 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
 
 
 def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
-    """Return the FLOPs of the backward pass by size with nothing stopped, by the ids of stretches in their order."""
-    found: dict[int, dict[Size, float]] = {}
+    """Return the FLOPs of the backward pass by size with nothing stopped, by the ids of the stretches."""
+    own = {id(stretch): _typical([stretch], "backward_flops") for stretch in measured}
+    found = {id(stretch): own[id(stretch)] for stretch in measured if stretch.dense}
+    of_pattern: dict[Pattern, dict[Size, float]] = {}
     saved: dict[tuple[str, str, int], dict[Size, float]] = {}  # by what was stopped and frozen, and the loop
     left: dict[tuple[str, str], float] = {}  # share of the backward pass, by what was stopped and frozen
-    for stretch in measured:
-        own = _typical([stretch], "backward_flops")
-        if stretch.dense:
-            found[id(stretch)] = own
-            continue
-        stops, loop = (stretch.stopped, stretch.frozen), (stretch.stopped, stretch.frozen, stretch.loop)
-        of_pattern = [
-            other
-            for other in measured
-            if id(other) in found
-            and (other.frozen, other.unused, other.loop) == (stretch.frozen, stretch.unused, stretch.loop)
+    dense_of: dict[tuple[str, Pattern], list[Stretch]] = {}  # by what is stopped, and the pattern of all else
+    pending = [stretch for stretch in measured if not stretch.dense]
+    for still in {stretch.still for stretch in pending}:
+        for stretch in measured:
+            if stretch.dense:
+                dense_of.setdefault((still, stretch.pattern(still)), []).append(stretch)
+
+    def known_of(stretch: Stretch) -> dict[Size, float] | None:
+        """Return what is measured without stops, or known by now where less was stopped."""
+        if dense := dense_of.get((stretch.still, stretch.pattern()), []):
+            return _mean([own[id(other)] for other in dense], [other.steps for other in dense])
+        return of_pattern.get(stretch.pattern())
+
+    def guess_of(stretch: Stretch) -> dict[Size, float] | None:
+        """Return what follows from what the same stops saved elsewhere."""
+        mine, stops = own[id(stretch)], (stretch.stopped, stretch.frozen)
+        if (amounts := saved.get((*stops, stretch.loop))) is not None:
+            return {size: flops + fitted(amounts, size) for size, flops in mine.items()}
+        if stops in left:
+            return {size: flops / (left[stops] or 1.0) for size, flops in mine.items()}
+        unseen = [
+            other for other in measured if other.dense and other.frozen == stretch.frozen and not any(other.sizes)
         ]
-        unseen = [s for s in measured if s.dense and s.frozen == stretch.frozen and not any(s.sizes)]
-        if dense := [other for other in measured if other.is_dense_of(stretch)]:
-            whole = _mean([_typical([other], "backward_flops") for other in dense], [other.steps for other in dense])
-        elif of_pattern:  # where less was stopped
-            whole = found[id(of_pattern[0])]
-        elif loop in saved:
-            whole = {size: flops + fitted(saved[loop], size) for size, flops in own.items()}
-        elif stops in left:
-            whole = {size: flops / (left[stops] or 1.0) for size, flops in own.items()}
-        elif unseen and stretch.loop:  # before the sizes of the model's inputs were seen
-            whole = {size: max(flops, fitted(_typical(unseen, "backward_flops"), ())) for size, flops in own.items()}
-        else:
-            whole = own
+        if unseen and stretch.loop:  # before the sizes of the model's inputs were seen
+            before = fitted(_typical(unseen, "backward_flops"), ())
+            return {size: max(flops, before) for size, flops in mine.items()}
+        return None
+
+    def take(stretch: Stretch, whole: dict[Size, float]) -> None:
+        mine, stops = own[id(stretch)], (stretch.stopped, stretch.frozen)
         found[id(stretch)] = whole
-        saved.setdefault(loop, {size: max(0.0, fitted(whole, size) - flops) for size, flops in own.items()})
-        all_of_own = sum(fitted(whole, size) for size in own)
-        left.setdefault(stops, min(1.0, sum(own.values()) / all_of_own) if all_of_own else 0.0)
+        of_pattern.setdefault(stretch.pattern(), whole)
+        saved.setdefault((*stops, stretch.loop), {n: max(0.0, fitted(whole, n) - flops) for n, flops in mine.items()})
+        total = sum(fitted(whole, size) for size in mine)
+        left.setdefault(stops, min(1.0, sum(mine.values()) / total) if total else 0.0)
+
+    for last in False, True:
+        for stretch in pending:
+            if id(stretch) not in found:
+                whole = known_of(stretch) or (guess_of(stretch) or own[id(stretch)] if last else None)
+                if whole is not None:
+                    take(stretch, whole)
     return found
 
 
