@@ -317,6 +317,10 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     again = process_summary()
     assert again is not None
     assert again["dense_flops"] * 12 == whole["dense_flops"] * (12 + 5)
+    optimizer.load_state_dict(state)  # back to a checkpoint: what was executed since then was
+    rolled_back = process_summary()
+    assert rolled_back is not None
+    assert (rolled_back["steps"], rolled_back["dense_flops"]) == (again["steps"], again["dense_flops"])
 
 
 def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:

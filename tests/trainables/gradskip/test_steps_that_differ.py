@@ -111,15 +111,15 @@ def another_head_in_step_1_and_late(make: Make) -> None:
 
 def with_dropped_layers(make: Make, stop: int, drops: Callable[[int], float]) -> None:
     torch.manual_seed(0)
-    first, layers = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-    optimizer = make(nn.ModuleList([first, layers]), stop)
+    first, layers, last = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 2)
+    optimizer = make(nn.ModuleList([first, layers, last]), stop)
     for step in range(400):
         optimizer.zero_grad()
         x = first(torch.randn(4, 8))
         for layer in layers:
             if torch.rand(()) >= drops(step):
                 x = x + F.relu(layer(x))
-        x.square().mean().backward()
+        last(x).square().mean().backward()
         optimizer.step()
 
 

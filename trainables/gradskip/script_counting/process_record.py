@@ -399,12 +399,13 @@ class StepRecord:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved steps; in a search from those of this trial.
 
-        If this process has taken steps already, which count, what was measured before says what steps cost.
+        In a process that has taken steps already, which count, they say what this optimizer's cost, if it has none.
         """
         trial = os.environ.get(TRIAL_FOLDER)
-        if not isinstance(state, Mapping) or state["trial"] != trial:
-            return
         is_new = trial is None or self._process.steps == 0
+        goes_on = not is_new and any(stretch.steps for stretch in self.stretches)
+        if not isinstance(state, Mapping) or state["trial"] != trial or goes_on:
+            return
         again: dict[str, Any] = {} if is_new else {"steps": 0, "counts": {}}
         self.stretches = [Stretch(**{**stretch, **again}) for stretch in state["stretches"]]
         self.now = self.stretches[-1]
