@@ -122,7 +122,7 @@ class Race:
     @property
     def is_spent(self) -> bool:
         """Return whether settings were refused, none is the answer, and so much is executed that no other is begun."""
-        if not self._begun() or self._losses()[2] < self._plan.most_trainings:
+        if not self.seeds or not self._begun() or self._losses()[2] < self._plan.most_trainings:
             return False
         verdicts = set(self._verdicts().values())
         return BEYOND in verdicts and WITHIN not in verdicts

@@ -235,7 +235,7 @@ def _run(
             layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
             choosers = (searcher.outcomes, searcher.walk, searcher.candidates)
             ended = [one for one in choosers if one is not None and one.ended]
-            if searcher.race.is_spent:
+            if searcher.race.is_spent and not (interrupted or used_up or searcher.trials.has_unfinished()):
                 say(f"{searcher.race.why_spent}: python -m tune_cac search --resume {layout.root} --cost-budget 5")
             elif ended and not searcher.trials.has_unfinished():
                 say(f"ended after {plural(searcher.trials.finished_count(), 'trial')}: {ended[0].why_ended}")

@@ -348,9 +348,10 @@ class StudySearch(Searcher):
     @property
     def nothing_left(self) -> bool:
         """Return whether every point of a grid, or setting, was begun, or no other is worth its training."""
-        choosers = (self.candidates, self.outcomes, self.walk)
-        if self.race.is_spent or any(one is not None and one.ended for one in choosers):
+        if any(one is not None and one.ended for one in (self.candidates, self.outcomes, self.walk)):
             return True
+        if self.race.is_spent and (self.walk is not None or self.outcomes is not None):
+            return True  # what they chose now would only be what follows a refused setting
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
     def best(self, saving: str | None = None) -> BestSetting | None:

@@ -29,7 +29,9 @@ from trainables.gradskip.replay import Blueprint, layers_key, variance_name
 from trainables.gradskip.script_counting.input_sizes import InputSizes, Size, WatchedCalls, reads_of
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.stretches import (
+    LOOK_EVERY,
     LOOKS,
+    MOST_LOOKS,
     MOST_STRETCHES,
     SIZES_DENSE,
     SIZES_STOPPED,
@@ -252,6 +254,7 @@ class StepRecord:
         self._begun_with: dict[tuple[str, str], set[Size]] = {}  # sizes of first calls in measured steps, by stretch
         self._got: list[bool] = []  # whether parameters got gradients in the last step
         self._missing: dict[tuple[Any, ...], int] = {}  # tries that are left to measure a step that was not
+        self._looks: dict[str, int] = {}  # number of measured steps, by what was stopped
         self._loop = 0  # of the stretch
         self._has_rows = False  # true once steps of one size have differed
         self._size: Size = ()  # of the step's inputs
@@ -288,6 +291,8 @@ class StepRecord:
     @property
     def wants_look(self) -> bool:
         """Return whether too few steps since the last change were measured, and another one is expected."""
+        if self._looks.get(self.now.stopped, 0) >= MOST_LOOKS:
+            return (self._process.steps + 1) % LOOK_EVERY == 0 and self._goes_on
         return (self.now.wants_look or any(self._missing.values())) and self._goes_on
 
     def wants_size(self, size: Size) -> bool:
@@ -338,6 +343,7 @@ class StepRecord:
         if seen is None:
             return
         self._missing = {kind: max(0, tries - 1) for kind, tries in self._missing.items()}
+        self._looks[self.now.stopped] = self._looks.get(self.now.stopped, 0) + 1
         if self.now.differs(self._size, *seen):
             if len(self.now.sizes) >= LOOKS:  # they were alike, or of a whole row: what follows is another loop
                 self.change_loop()
@@ -407,7 +413,7 @@ class StepRecord:
         if not isinstance(state, Mapping) or state["trial"] != trial or goes_on:
             return
         again: dict[str, Any] = {} if is_new else {"steps": 0, "counts": {}}
-        self.stretches = [Stretch(**{**stretch, **again}) for stretch in state["stretches"]]
+        self.stretches = [Stretch(**{**one, **again, "frozen": one["frozen"] or "0"}) for one in state["stretches"]]
         self.now = self.stretches[-1]
         self._loop = max(stretch.loop for stretch in self.stretches)
         self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)

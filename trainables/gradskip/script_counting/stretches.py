@@ -27,6 +27,8 @@ LATER_LOOKS, LOOK_EVERY = frozenset(round(1.5**n) for n in range(4, 12)), 97
 MOST_STRETCHES = 128
 #: Measured steps among which one is looked for that is like a step that was not measured.
 TRIES = 40
+#: Measured steps with the same stops behind which only each `LOOK_EVERY`th step is measured, whatever it is like.
+MOST_LOOKS = 200
 #: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
 SIZES_DENSE, SIZES_STOPPED = 40, 8
 
@@ -115,8 +117,11 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     whole = _dense_of(measured)
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     for stretch in stretches:
-        if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
+        if stretch.backward_flops:
             seen = stretch
+        elif alike := [s for s in measured if s.stopped == stretch.stopped]:
+            seen = max(alike, key=stretch.likeness)
+        # Else there are few steps between two stops, which cost as those before did.
         own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
         reading = {size: flops for size, flops in own_forward.items() if reads_of(size)}
         alike = [s for s in measured if s.pattern() == seen.pattern()]
