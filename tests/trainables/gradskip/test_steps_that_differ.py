@@ -101,19 +101,19 @@ def with_another_head(optimizer: torch.optim.Optimizer, net: Heads, steps: int, 
 
 def another_head_in_every_second_phase(make: Make) -> None:
     net = Heads()
-    with_another_head(make(net, 1), net, 600, lambda step: step // 150 % 2 == 0)
+    with_another_head(make(net, 1), net, 240, lambda step: step // 60 % 2 == 0)
 
 
 def another_head_in_step_1_and_late(make: Make) -> None:
     net = Heads()
-    with_another_head(make(net, 1), net, 400, lambda step: step == 1 or step >= 200)
+    with_another_head(make(net, 1), net, 200, lambda step: step == 1 or step >= 100)
 
 
 def with_dropped_layers(make: Make, stop: int, drops: Callable[[int], float]) -> None:
     torch.manual_seed(0)
     first, layers, last = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 2)
     optimizer = make(nn.ModuleList([first, layers, last]), stop)
-    for step in range(400):
+    for step in range(200):
         optimizer.zero_grad()
         x = first(torch.randn(4, 8))
         for layer in layers:
@@ -124,7 +124,7 @@ def with_dropped_layers(make: Make, stop: int, drops: Callable[[int], float]) ->
 
 
 def layers_that_are_dropped_more_and_more(make: Make) -> None:
-    with_dropped_layers(make, -1, lambda step: step / 500)
+    with_dropped_layers(make, -1, lambda step: step / 250)
 
 
 def layers_that_are_dropped_before_a_stop_has_seen_them_all(make: Make) -> None:
@@ -133,10 +133,10 @@ def layers_that_are_dropped_before_a_stop_has_seen_them_all(make: Make) -> None:
 
 def evaluation_with_gradients(make: Make) -> None:
     net = convolutions()
-    optimizer = make(net, 1)
-    for step in range(STEPS - 1):  # what follows the last step is in none
+    optimizer = make(net, -1)
+    for step in range(2 * STEPS):
         learn(net, optimizer)
-        if step % 5 == 4:
+        if step % 20 == 19:
             for _ in range(5):
                 net(images()[0])
 
@@ -255,24 +255,25 @@ def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tole
     dense = flops_of(loop, lambda net, layer: torch.optim.SGD(net.parameters(), lr=0.01))
     assert found["forward_flops"] + found["backward_flops"] == pytest.approx(executed, rel=tolerance)
     assert found["dense_flops"] == pytest.approx(dense, rel=tolerance)
-    assert executed < dense or loop in (head_but_in_every_tenth_step, layers_that_are_dropped_more_and_more)
+    without_stops = (head_but_in_every_tenth_step, layers_that_are_dropped_more_and_more, evaluation_with_gradients)
+    assert executed < dense or loop in without_stops
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("until", [True, False])
 def test_a_stop_behind_a_change_of_the_loop_is_beside_what_the_stop_before_saved(until: bool) -> None:
-    """The other head trains until step 200, or from it on, so without stops one of both loops was never measured."""
-    stops = {100: 1, 300: 3}
+    """The other head trains until step 100, or from it on, so without stops one of both loops was never measured."""
+    stops = {40: 1, 150: 3}
     net, record = Heads(), record_of()
     optimizer = gradskip.SGD(
         net.parameters(), lr=0.01, model=net, settings=settings(*((n, at) for at, n in stops.items()))
     )
     record.add(optimizer.gradskip, net)
     with FlopCounterMode(display=False) as executed:
-        with_another_head(optimizer, net, 500, lambda step: (step < 200) == until)
+        with_another_head(optimizer, net, 240, lambda step: (step < 100) == until)
     found, plain = summary_of(record), Heads()
     with FlopCounterMode(display=False) as dense:
-        with_another_head(torch.optim.SGD(plain.parameters(), lr=0.01), plain, 500, lambda step: (step < 200) == until)
+        with_another_head(torch.optim.SGD(plain.parameters(), lr=0.01), plain, 240, lambda step: (step < 100) == until)
     assert found["forward_flops"] + found["backward_flops"] == executed.get_total_flops() < dense.get_total_flops()
     assert found["dense_flops"] == dense.get_total_flops()
 
