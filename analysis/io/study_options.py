@@ -35,7 +35,7 @@ SEEDS = 4
 
 #: Full trainings for each further seed, and at least, that a study has executed before no setting follows one that was
 #: refused over seeds, without a budget.
-A_SEED, AT_LEAST = 5.0, 15.0
+TRAININGS_PER_SEED, LEAST_TRAININGS = 5.0, 15.0
 
 
 def most_trainings(seeds: int) -> float:
@@ -44,7 +44,7 @@ def most_trainings(seeds: int) -> float:
     >>> most_trainings(4), most_trainings(8)
     (15.0, 35.0)
     """
-    return max(AT_LEAST, A_SEED * (seeds - 1))
+    return max(LEAST_TRAININGS, TRAININGS_PER_SEED * (seeds - 1))
 
 
 def option(

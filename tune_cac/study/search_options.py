@@ -15,10 +15,10 @@ from typing import Any, TypeVar, cast
 import search_spaces
 from analysis.io.study_files import StudyInfo
 from analysis.io.study_options import (
-    A_SEED,
-    AT_LEAST,
+    LEAST_TRAININGS,
     RESULTS,
     SEEDS,
+    TRAININGS_PER_SEED,
     TRIALS,
     StudyOptions,
     option,
@@ -215,7 +215,8 @@ class SearchOptions(StudyOptions):
     cost_budget: float | None = option(
         None,
         "compute in full trainings after which this search begins no further trial; running ones finish. Without it no "
-        f"setting follows a refused one on further seeds once {AT_LEAST:g} ({A_SEED:g} a seed) are executed in all",
+        f"setting follows a refused one on further seeds once {LEAST_TRAININGS:g} ({TRAININGS_PER_SEED:g} a seed) are "
+        "executed in all",
         metavar="N",
         on_resume=True,
         rare=True,

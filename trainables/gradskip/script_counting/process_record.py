@@ -1,8 +1,9 @@
 """Cost of the steps of a user's own training loop, counted from inside its optimizers with Gradient-Skip.
 
 In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
-the end of the next, whichever optimizers take them. A few steps are measured after each change of the stopped layers,
-and one of each new size of inputs (`input_sizes`); the others' cost follows from these, and they are not slowed down.
+the end of the next, whichever optimizers take them. A few steps are measured after each change of the stopped layers or
+of those that get gradients (`stretches`), and one of each new size of inputs (`input_sizes`); the others' cost follows
+from these, and they are not slowed down.
 """
 
 from __future__ import annotations
@@ -390,7 +391,7 @@ class StepRecord:
             unused = mask_of(n for n, got in enumerate(self._got) if not got) & ~frozen
             new.still, new.frozen, new.unused = (f"{mask:x}" for mask in (still, frozen & ~still, unused & ~still))
         if self.now.steps == 0 and not self.now.sizes:
-            self.stretches.remove(self.now)
+            self.stretches = [stretch for stretch in self.stretches if stretch is not self.now]
         known = next((s for s in self.stretches if s.key == new.key), None)
         alike = [s for s in self.stretches if s.stopped == stopped]
         if known is None and len(alike) >= MOST_STRETCHES:

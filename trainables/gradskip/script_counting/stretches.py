@@ -115,17 +115,21 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     totals = dict.fromkeys(names, 0.0)
     measured = [s for s in stretches if s.backward_flops]
     whole = _dense_of(measured)
+    of_pattern: dict[Pattern, list[Stretch]] = {}
+    for stretch in measured:
+        of_pattern.setdefault(stretch.pattern(), []).append(stretch)
+    forward_of = {pattern: _typical(several, "forward_flops") for pattern, several in of_pattern.items()}
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     for stretch in stretches:
         if stretch.backward_flops:
             seen = stretch
-        elif alike := [s for s in measured if s.stopped == stretch.stopped]:
-            seen = max(alike, key=stretch.likeness)
+        elif others := [s for s in measured if s.stopped == stretch.stopped]:
+            seen = max(others, key=stretch.likeness)
         # Else there are few steps between two stops, which cost as those before did.
         own, own_forward = _typical([seen], "backward_flops"), _typical([seen], "forward_flops")
         reading = {size: flops for size, flops in own_forward.items() if reads_of(size)}
-        alike = [s for s in measured if s.pattern() == seen.pattern()]
-        whole_forward = {size: flops for size, flops in _typical(alike, "forward_flops").items() if not reads_of(size)}
+        forward_flops = forward_of.get(seen.pattern(), {})
+        whole_forward = {size: flops for size, flops in forward_flops.items() if not reads_of(size)}
         dense = whole.get(id(seen), {})
         full_of_own = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / full_of_own if full_of_own else 0.0
@@ -163,7 +167,7 @@ def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
 
     def known_of(stretch: Stretch) -> dict[Size, float] | None:
         """Return what is measured without stops, or known by now where less was stopped."""
-        if dense := dense_of.get((stretch.still, stretch.pattern()), []):
+        if dense := dense_of.get((stretch.still, stretch.pattern())):
             return _mean([own[id(other)] for other in dense], [other.steps for other in dense])
         return of_pattern.get(stretch.pattern())
 
