@@ -13,6 +13,7 @@ from analysis.presentation.best_env import environment_lines
 from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import compresses, cut_words, length_lines, schedule_text
 from analysis.presentation.summary_text import config_of, searched_options
+from analysis.presentation.thawing import thawing_schedule
 from analysis.trace_replay.traces import RunTrace, facts_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError, unknown_name
@@ -51,7 +52,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str, trace: RunTrace |
     about = [f"# {one_line(line)}" for line in _about(row, info)]
     if format in ("torch", "finetuning-scheduler"):
         trace = trace if trace is not None and facts_key(config) in trace.facts else None
-        write = _torch_lines if format == "torch" else _thawing_schedule
+        write = _torch_lines if format == "torch" else _thawing_lines
         return "\n".join([*about, *write(config, _frozen_at(row, config, trace), trace)]) + "\n"
     if format == "yaml":
         import yaml
@@ -135,9 +136,7 @@ def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace:
     return lines
 
 
-def _thawing_schedule(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
-    import yaml
-
+def _thawing_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
     if trace is None:
         raise UserError(
             "finetuning-scheduler needs the names of all parameters, which this study has not recorded: choose torch"
@@ -147,13 +146,9 @@ def _thawing_schedule(config: TrialConfig, frozen: dict[int, tuple[str, ...]], t
             "finetuning-scheduler thaws layers, so all stops must come before step 0, got "
             f"{', '.join(map(str, frozen))}: choose a trial of --space frozen_prefix, or the format torch"
         )
-    settings = config.gradskip_settings()
     trained = zip(trace.layer_names, trace.trains, strict=True)
     rest = [name for name, trains in trained if trains == "1" and name not in frozen[0]]
-    notes = ["# The rest is in evaluation mode, which no schedule says."] if settings.prefix_mode == "eval" else []
-    if settings.lr_factor != 1:
-        notes.append(f"# Learning rates are {settings.lr_factor:g} times the optimizer's own.")
-    return [*notes, yaml.safe_dump({0: {"params": rest}}, sort_keys=False).rstrip()]
+    return thawing_schedule(config.gradskip_settings(), rest)
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:

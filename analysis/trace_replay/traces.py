@@ -232,6 +232,11 @@ class RunTrace:
             )
         return facts
 
+    @property
+    def recorded_watch(self) -> tuple[str, ...]:
+        """Return the kinds of layers (``CAC_WATCH``) whose order a script's run has recorded."""
+        return tuple(json.loads(next(iter(self.facts)))[2])
+
     def costs_of(self, trains: str) -> StepCosts:
         """Return the costs of steps with these parameters training; UserError if they were never counted."""
         if trains not in self.costs:
@@ -239,10 +244,11 @@ class RunTrace:
                        if at_first != now]  # fmt: skip
             way_out = "the command replay counts it, or run one trial that stops there"
             if self.run.get(OF_SCRIPT):
-                way_out = "of a script only stops of whole layers are known"
+                way_out = "of a script only stops at layers of CAC_WATCH are known, so train it with these settings"
+            if len(stopped) > 4:
+                stopped = [*stopped[:2], f"... {len(stopped) - 3} more", stopped[-1]]
             raise UserError(
-                f"the study has not counted what a step costs with {', '.join(stopped) or 'nothing'} stopped "
-                f"(costs of trains={trains}): {way_out}"
+                f"the study has not counted what a step costs with {', '.join(stopped) or 'nothing'} stopped: {way_out}"
             )
         return self.costs[trains]
 

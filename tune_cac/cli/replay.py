@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.config import method_of
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 @command(
     ASSIGNMENTS,
+    argument(
+        "--finetuning-scheduler",
+        metavar="FILE",
+        help="freeze what this schedule of that library never thaws; prints the settings that say so",
+    ),
     argument("--root", help="id of the recorded run, or how it begins, where the study has several"),
     *STUDY,
     help="predict what settings stop and save, from a study's recorded training",
@@ -39,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             "so search them"
         )
     import analysis
-    from analysis.trace_replay.traces import load_trace
+    from analysis.trace_replay.traces import OF_SCRIPT, load_trace
     from tune_cac.study.folder import find_study
 
     layout = find_study(arguments.results, arguments.study)
@@ -49,7 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     what = " ".join([of["workload"], *searched])
     print(f"{what}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
     given = {**{name: value for name, value in info.hold.items() if not os.environ.get(name, "").strip()}, **values}
+    if of.get(OF_SCRIPT) and not os.environ.get("CAC_WATCH"):
+        given.setdefault("CAC_WATCH", trace.recorded_watch)
+    if arguments.finetuning_scheduler is not None:
+        given |= _frozen_by(Path(arguments.finetuning_scheduler), layout, trace, given)
     settings = Settings.from_environment(**{name: value for name, value in given.items() if name in BY_NAME})
+    print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
     config = trace.config_of({**given, **{v.name: getattr(settings, v.field) for v in VARIABLES}})
     trace = _completed(layout, trace, config)
     found = {str(k): v for k, v in analysis.replay(trace, config).iloc[0].items()}
@@ -59,9 +70,22 @@ def run(arguments: argparse.Namespace) -> int:
         trained_as = trials.loc[
             (trials["stage"] == found["stage"]) & (trials["status"] == "completed"), "trial"
         ].tolist()
-    print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
     print("\n".join(prediction_lines(found, trace, trained_as, settings)))
     return 0
+
+
+def _frozen_by(schedule: Path, layout: Layout, trace: RunTrace, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that freeze what a schedule of finetuning-scheduler never thaws on the study's model."""
+    from analysis.presentation.thawing import stop_of_schedule
+
+    try:
+        text = schedule.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read schedule {schedule}: {getattr(error, 'strerror', None) or error}") from None
+    config = trace.config_of({**given, "CAC_STOP_LAYER_NUM": (0,), "CAC_STOP_LAYER_ITR": (-1,)})
+    plan = _completed(layout, trace, config).blueprint(config).plan
+    order = [number for number in plan.order if trace.trains[number] == "1"]
+    return stop_of_schedule(text, trace.layer_names, order)
 
 
 def _completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:

@@ -20,6 +20,7 @@ from analysis.io.study_files import Layout
 from analysis.presentation.best_env import best_env
 from analysis.presentation.export import export_trial
 from analysis.presentation.settings_text import EPOCHS_VARIABLE
+from analysis.presentation.thawing import stop_of_schedule
 from analysis.trace_replay.traces import RunTrace, facts_key
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
@@ -230,9 +231,49 @@ def test_a_frozen_prefix_as_a_schedule_of_finetuning_scheduler(tmp_path: Path) -
             root="", run={}, total_steps=8, steps_per_epoch=8, layer_names=names, trains="1" * len(names), stages=(),
             facts={facts_key(config): skip.blueprint},
         ))  # fmt: skip
-    assert yaml.safe_load(export_trial(*text[-1])) == {0: {"params": list(names[6:])}}
+    exported = export_trial(*text[-1])
+    assert yaml.safe_load(exported) == {0: {"params": list(names[6:])}}
+    assert TrialConfig(**stop_of_schedule(exported, names, skip.blueprint.plan.order)) == TrialConfig(
+        CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(-1,)
+    )
     with pytest.raises(UserError, match="must come before step 0, got 4: choose a trial of --space frozen_prefix"):
         export_trial(*text[3])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stop"),
+    [
+        ("0: {params: [head.weight, head.bias]}", 3),
+        ("0: {params: ['head.*', 'blocks.1.bias']}", 2),
+        ("'0': {params: ['blocks.1.(weight|bias)', 'head']}", 1),  # Names that begin so; keys as text.
+        ("0: {params: [.*], lr: 1.0e-03}", None),
+        (
+            "0: {params: [head.*], max_transition_epoch: 1}\n1: {params: [blocks.1.*]}",
+            "never thaws .* in phase 1: move",
+        ),
+        ("0: {params: [head.*, blocks.0.*]}", "blocks.1.weight is frozen behind blocks.0.weight, which trains"),
+        (
+            "0: {params: [model.head.*]}",
+            "'model.head.\\*' matches none: they are blocks.0.weight to head.bias in 6 names",
+        ),
+        ("0: {params: ['(']}", "must be phases from 0 on"),
+        ("1: {params: [head.*]}", "must be phases from 0 on"),
+        ("- head", "must be phases from 0 on"),
+        ("pruners: {a: {class: X}}", "must be phases from 0 on"),
+    ],
+)
+def test_a_schedule_of_finetuning_scheduler_is_read_as_a_stop(schedule: str, stop: int | str | None) -> None:
+    """The last parameter before those that it trains, in the order of stops; what cannot be said so is refused."""
+    names = ("head.weight", "head.bias", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias")
+    order = (2, 3, 4, 5, 0, 1)
+    if isinstance(stop, str):
+        with pytest.raises(UserError, match=stop):
+            stop_of_schedule(schedule, names, order)
+    else:
+        at = {"CAC_VAR_START_THR": -1} if stop is None else {
+            "CAC_STOP_LAYER_NUM": (order[stop],), "CAC_STOP_LAYER_ITR": (-1,)
+        }  # fmt: skip
+        assert stop_of_schedule(schedule, names, order) == at
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,27 @@ def test_variables_of_the_environment_count(
     assert "exact in stops and savings; this run was not trained to its end, so its accuracy is not known" in said
 
 
+def test_a_schedule_of_finetuning_scheduler_is_replayed_as_the_stop_that_it_is(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it never thaws is frozen: all up to conv2 and its norm; shown with the setting that says so."""
+    folder, _, _ = study
+    names = load_trace(folder).layer_names
+    (tmp_path / "s.yaml").write_text(
+        "0: {params: ['conv[3-9].*', 'norm[3-9].*', '(?!conv|norm).*']}\n1: {params: [], max_transition_epoch: 3}\n"
+    )
+    assert main(["replay", str(folder), "--finetuning-scheduler", str(tmp_path / "s.yaml")]) == 0
+    said = capsys.readouterr().out
+    through = max(number for number, name in enumerate(names) if name.startswith(("conv2", "norm2")))
+    assert main(["replay", str(folder), *sets(CAC_STOP_LAYER_NUM=through, CAC_STOP_LAYER_ITR=-1)]) == 0
+    assert said == capsys.readouterr().out
+    assert f"iteration -1: stops through {through} (" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("--finetuning-scheduler none.yaml", "cannot read schedule none.yaml: No such file"),
         ("--root x", "has no root 'x': give one of rrrr"),
         ("--set epochs=2", "epochs has an option of its own"),
         ("--set CAC_STOP_LAYER_NUM=90 --set CAC_STOP_LAYER_ITR=3", "CAC_STOP_LAYER_NUM must be at most 19"),
