@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counted_loops import record_of, settings, summary_of
+from thorough import rest_thorough
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -218,24 +219,29 @@ def flops_of(loop: Callable[[Make], None], make: Make) -> int:
     return counter.get_total_flops()
 
 
+#: Loops, with the relative tolerance of what is counted; the other ones are run by `make all-tests`.
+LOOPS: list[tuple[Callable[[Make], None], float]] = [
+    (another_head_in_every_second_phase, 0),
+    (encoder_and_decoder, 0.001),
+    (evaluation_with_gradients, 0),
+]
+THOROUGH_LOOPS: list[tuple[Callable[[Make], None], float]] = [
+    (whole_after_its_head, 0),
+    (head_but_in_every_tenth_step, 0),
+    (user_that_freezes_what_has_stopped, 0),
+    (penalty_every_third_step, 0.01),
+    (model_that_is_not_called_itself, 0),
+    (folds, 0),
+    (critic_that_is_switched_off_for_the_generator, 0.015),
+    (another_head_in_step_1_and_late, 0),
+    (layers_that_are_dropped_more_and_more, 0),
+    (layers_that_are_dropped_before_a_stop_has_seen_them_all, 0.01),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loop", "tolerance"),
-    [
-        (whole_after_its_head, 0),
-        (head_but_in_every_tenth_step, 0),
-        (user_that_freezes_what_has_stopped, 0),
-        (penalty_every_third_step, 0.01),
-        (model_that_is_not_called_itself, 0),
-        (folds, 0),
-        (encoder_and_decoder, 0.001),
-        (critic_that_is_switched_off_for_the_generator, 0.015),
-        (another_head_in_every_second_phase, 0),
-        (another_head_in_step_1_and_late, 0),
-        (layers_that_are_dropped_more_and_more, 0),
-        (layers_that_are_dropped_before_a_stop_has_seen_them_all, 0.01),
-        (evaluation_with_gradients, 0),
-    ],
+    ("loop", "tolerance"), [*LOOPS, *(pytest.param(*loop, marks=pytest.mark.thorough) for loop in THOROUGH_LOOPS)]
 )
 def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tolerance: float) -> None:
     record = record_of()
@@ -260,7 +266,7 @@ def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tole
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("until", [True, False])
+@pytest.mark.parametrize("until", rest_thorough([True, False]))
 def test_a_stop_behind_a_change_of_the_loop_is_beside_what_the_stop_before_saved(until: bool) -> None:
     """The other head trains until step 100, or from it on, so without stops one of both loops was never measured."""
     stops = {40: 1, 150: 3}
