@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainables.config import TrialConfig
 from trainables.interventions import MethodReplay
@@ -20,6 +23,36 @@ from trainables.stage_tree.checkpoints import Checkpoints, StageWeight
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.store import Stage, StageStore
 from trainables.training.run import TrainingRun
+
+#: Devices whose runs go on while their checkpoints are written: a copy in page-locked memory is queued behind the
+#: kernels of the step before. On a CPU the writing would take the training's own processor.
+WRITTEN_BEHIND = ("cuda",)
+
+
+def host_copy(state: Any) -> Any:
+    """Return a copy of a state in the host's memory, of a GPU's tensors without waiting for it; aliases stay aliases.
+
+    It may be read when the device has done what it was given before.
+    """
+    copies: dict[Any, Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            if key not in copies:
+                host = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                copies[key] = host.copy_(value, non_blocking=True)
+            return copies[key]
+        if isinstance(value, dict):
+            found = copy.copy(value)  # with the attributes of a module's state, its versions
+            found.update((name, copied(part)) for name, part in value.items())
+            return found
+        if isinstance(value, (list, tuple)):
+            return type(value)(copied(part) for part in value)
+        return copy.deepcopy(value)
+
+    return copied(state)
+
 
 # --- Interval between a stage's checkpoints: short where forks are likely and training is expensive, long elsewhere ---
 # Symbols: w seconds to write a checkpoint; c seconds of a step; n forks expected over a stage's N steps.
@@ -51,8 +84,9 @@ class LiveRun:
     recorder: SignalRecorder
     flops_at_load: int  # FLOPs executed before the loaded checkpoint
     steps: int = 0  # steps trained in this process
-    step_s: float = 0.0  # moving average of the time of a step
-    slowest_s: float = 0.0  # time of the slowest step in this process, except the first
+    step_s: float = 0.0  # moving average of the time of a step, by the run's clock
+    slowest_s: float = 0.0  # longest that the host took for a step in this process, except the first
+    known_s: float = 0.0  # the run's clock before the last step
     evaluation_s: float = 0.0  # time of the last evaluation
     checkpointed: float = field(default_factory=time.monotonic)  # time of the last checkpoint, or of the start
 
@@ -63,12 +97,14 @@ class LiveRun:
 
     def train_step(self) -> None:
         """Train and time one optimizer step."""
-        begun = time.perf_counter()
-        self.run.train_step()
-        took = time.perf_counter() - begun
-        if self.steps > 0:  # the first step selects kernels and counts FLOPs
+        begun, known_s = time.perf_counter(), self.run.clock.known_s
+        if self.steps > 1:  # the first step selects kernels and counts FLOPs
+            took = known_s - self.known_s
             self.step_s = 0.9 * self.step_s + 0.1 * took if self.step_s else took
-            self.slowest_s = max(self.slowest_s, took)
+        self.known_s = known_s
+        self.run.train_step()
+        if self.steps > 0:
+            self.slowest_s = max(self.slowest_s, time.perf_counter() - begun)
         self.steps += 1
 
 
@@ -129,6 +165,8 @@ class CheckpointPolicy:
         self._write_s = 0.0
         self._kept: dict[str, list[int]] = {}  # steps of checkpoints, by stage
         self._weights: dict[str, StageWeight] | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")  # starts when it is used
+        self._writing: Future[None] | None = None
 
     def may(self, live: LiveRun, depth: int) -> bool:
         """Return whether checkpoints are kept at all and a trial could continue from one at this step's start."""
@@ -171,22 +209,42 @@ class CheckpointPolicy:
         return step - last >= apart or acts_now()
 
     def write(self, live: LiveRun, stage: Stage) -> None:
-        """Write a checkpoint of the run at a step's start."""
+        """Write a checkpoint of the run at a step's start: on a GPU behind the training, one at a time."""
         run = live.run
+        run.clock.read_s()  # waits for the device, whose steps are no part of the writing
         begun = time.perf_counter()
         state = run.state_dict()
         state["optimizer"] = {k: v for k, v in state["optimizer"].items() if k != "gradskip"}
         for name in ("config", "row", "wall_time_s", "search_flops", "method"):
             state.pop(name)
         state["training_state"] = run.method.training_state()
-        file = io.BytesIO()
-        torch.save(state, file)
-        self._weights = None
-        self.checkpoints.put(stage.id, run.step, file.getvalue(), kind=self._replay.kind)
+        self.finish()
+        if run.device.type in WRITTEN_BEHIND:
+            state, copied = host_copy(state), None
+            if run.device.type == "cuda":
+                copied = torch.cuda.Event()
+                copied.record(torch.cuda.current_stream(run.device))
+            self._writing = self._writer.submit(self._put, stage.id, run.step, state, copied)
+        else:
+            self._put(stage.id, run.step, state, None)
         self._kept.setdefault(stage.id, []).append(run.step)
         took = time.perf_counter() - begun
         self._write_s = took if self._write_s == 0.0 else 0.8 * self._write_s + 0.2 * took
         live.checkpointed = time.monotonic()
+
+    def _put(self, stage: str, step: int, state: dict[str, Any], copied: torch.cuda.Event | None) -> None:
+        if copied is not None:
+            copied.synchronize()
+        file = io.BytesIO()
+        torch.save(state, file)
+        self._weights = None
+        self.checkpoints.put(stage, step, file.getvalue(), kind=self._replay.kind)
+
+    def finish(self) -> None:
+        """Wait until what is being written is there; raise what went wrong with it."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _stage_weight(self, stage: str) -> StageWeight:
         """Return how likely and expensive a fork from a stage is; visits counts the stage and its descendants."""

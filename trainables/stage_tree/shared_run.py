@@ -184,6 +184,7 @@ class SharedRun:
             self._lease.release()
             raise
         if self.finished:
+            self._checkpoint_policy.finish()  # which the search may look at
             self._lease.release()  # no more rows are needed, and this object may exist for long
             self._writer.describe_root(self.run, finished=True)
         return self.row
@@ -307,6 +308,7 @@ class SharedRun:
 
     def _stand_before(self, frontier: int) -> LiveRun:
         """Return a live run at the nearest state of the path at or before the frontier, and set the replay there."""
+        self._checkpoint_policy.finish()
         # A row that is missing at the frontier is made by ending an epoch there, so a step before it is trained.
         latest = frontier if frontier < self._reported + self._epoch_steps else frontier - 1
         visits = list(self.path.visits)
@@ -340,6 +342,7 @@ class SharedRun:
             self._spent_before = self.search_flops
             live, self._live = self._live, None
             live.run.close()
+        self._checkpoint_policy.finish()
 
     def _check_agreement(self, live: LiveRun) -> None:
         """Raise RuntimeError if method and replay disagree; nothing is published before this check."""

@@ -30,6 +30,7 @@ from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
 from trainables.runtime.energy import energy_j
 from trainables.runtime.isolation import ProcessState, generators_state, kept_generators, set_generators
 from trainables.runtime.memory import peak_bytes, reset_peak
+from trainables.training.clock import TrainingClock
 from trainables.training.flops import RunCost
 from trainables.training.recipe.recipe import Recipe
 from trainables.workloads import build_for
@@ -252,9 +253,9 @@ class TrainingRun:
         self._loader = self.recipe.loader(workload)
         self._stack.callback(self._loader.close)
         self.recipe.compile(self.model)
-        self._train_time_before_s = 0.0
-        self._training_since_s: float | None = None
+        self.clock = TrainingClock(self.device, lambda: self.cost.counting_time_s)
         self._energy_before_j, self._energy_since_j = 0.0, energy_j(self.device)  # None where nothing measures it
+        self._takes_energy = False  # whether an epoch is being trained
         self._wall_time_before_s, self._peak_before = 0.0, 0  # in the processes that saved the loaded checkpoint
         reset_peak(self.device)
         self.epoch = 0  # epochs trained and evaluated
@@ -307,21 +308,17 @@ class TrainingRun:
     def peak_bytes(self) -> int:
         return max(self._peak_before, peak_bytes(self.device))
 
-    def _training_clock_s(self) -> float:
-        return time.perf_counter() - self.cost.counting_time_s
-
     @property
     def train_time_s(self) -> float:
-        """Return the seconds of training steps, without evaluation and counting."""
-        since_s = self._training_since_s
-        return self._train_time_before_s + (0.0 if since_s is None else self._training_clock_s() - since_s)
+        """Return the seconds of training steps, without evaluation and counting; waits for a GPU."""
+        return self.clock.read_s()
 
     @property
     def train_energy_j(self) -> float | None:
-        """Return the joules that the card has taken during training steps; None where nothing measures it."""
+        """Return the joules that the card has taken while it trained epochs; None where nothing measures it."""
         if self._energy_since_j is None or (now_j := energy_j(self.device)) is None:
             return None
-        return self._energy_before_j + (0.0 if self._training_since_s is None else now_j - self._energy_since_j)
+        return self._energy_before_j + (now_j - self._energy_since_j if self._takes_energy else 0.0)
 
     def _resources(self) -> dict[str, Any]:
         return {
@@ -380,21 +377,22 @@ class TrainingRun:
 
     def pause(self) -> None:
         """Pause the training time until `begin_epoch`."""
-        self._energy_before_j = self.train_energy_j or 0.0
-        self._train_time_before_s, self._training_since_s = self.train_time_s, None
+        self.clock.pause()
+        self._energy_before_j, self._takes_energy = self.train_energy_j or 0.0, False
 
     def _resume(self) -> None:
-        if self._training_since_s is None:
-            self._training_since_s, self._energy_since_j = self._training_clock_s(), energy_j(self.device)
+        self.clock.resume()
+        if not self._takes_energy:
+            self._energy_since_j, self._takes_energy = energy_j(self.device), True
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
-        """Exclude the block, work between steps, from the training time."""
-        self.pause()
+        """Exclude the block, work between steps, from the training time; not from the energy, too coarse for it."""
+        self.clock.pause()
         try:
             yield
         finally:
-            self._resume()
+            self.clock.resume()
 
     def skip_evaluation(self, known: Mapping[str, Any]) -> None:
         """End the epoch without evaluation, because its row is known."""
@@ -543,9 +541,8 @@ class TrainingRun:
         self.row = state["row"]
         self.cost.counts = dict(state["counts"])
         self.cost.flops_before = self.executed_flops - state["search_flops"]
-        self._train_time_before_s, self._energy_before_j = state["train_time_s"], state.get("train_energy_j") or 0.0
-        if self._training_since_s is not None:
-            self._training_since_s, self._energy_since_j = self._training_clock_s(), energy_j(self.device)
+        self.clock.set(state["train_time_s"])
+        self._energy_before_j, self._energy_since_j = state.get("train_energy_j") or 0.0, energy_j(self.device)
         self._wall_time_before_s = state["wall_time_s"]
         self._peak_before = int(state["peak_memory_bytes"])
         if state["method"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import threading
@@ -21,6 +22,8 @@ import trainables.stage_tree.checkpoint_policy as keeping_module
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
 from trainables.metrics import ROW
+from trainables.runtime.checkpoint_folder import read_state
+from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
@@ -80,6 +83,65 @@ def test_what_is_known_is_answered_without_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+def test_what_is_written_behind_the_training_is_the_state_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checkpoint against a run of its own; the training goes on while it is written, and waits at its end."""
+    monkeypatch.setattr(keeping_module, "WRITTEN_BEHIND", ("cpu",))
+    put, begun = Checkpoints.put, list[tuple[int, int]]()
+
+    def slow(self: Checkpoints, stage: str, step: int, data: bytes, **more: Any) -> bool:
+        time.sleep(0.1)
+        begun.append((step, trial.trained_steps))
+        return put(self, stage, step, data, **more)
+
+    monkeypatch.setattr(Checkpoints, "put", slow)
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, method="none")
+    with SharedRun(config, Sharing(tree=tmp_path / "tree", trials=10**9)) as trial:
+        finish(trial)
+        entries = trial.checkpoints.entries(trial.store.root)
+        assert [entry.step for entry in entries] == [step for step, _ in begun]
+        assert any(trained > step + 1 for step, trained in begun)
+        written = {
+            entry.step: read_state(io.BytesIO(trial.checkpoints.read(trial.store.root, entry) or b""))
+            for entry in entries
+        }
+    with TrainingRun(config) as run:
+        for _ in run.each_step():
+            if run.step in written:
+                state = written.pop(run.step)
+                assert all(torch.equal(v, state["model"][k]) for k, v in run.model.state_dict().items())
+                momenta = [entry["momentum_buffer"] for entry in run.optimizer.state_dict()["state"].values()]
+                assert all(
+                    torch.equal(a, b["momentum_buffer"])
+                    for a, b in zip(momenta, state["optimizer"]["state"].values(), strict=True)
+                )
+            run.train_step()
+    assert not written
+
+
+def test_a_failure_behind_the_training_is_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping_module, "WRITTEN_BEHIND", ("cpu",))
+    monkeypatch.setattr(Checkpoints, "put", lambda *_, **__: 1 / 0)
+    config = TrialConfig(epochs=1, method="none")
+    with pytest.raises(ZeroDivisionError), SharedRun(config, Sharing(tree=tmp_path / "tree", trials=10**9)) as trial:
+        finish(trial)
+
+
+def test_a_copy_in_the_hosts_memory_keeps_aliases_and_versions() -> None:
+    layer = torch.nn.Linear(3, 3)
+    model = torch.nn.Sequential(layer, torch.nn.BatchNorm1d(3), layer)
+    copied = keeping_module.host_copy({"model": model.state_dict(), "more": [(1, "a", None)]})
+    state = model.state_dict()
+    assert list(copied["model"]) == list(state)
+    assert copied["model"]._metadata == state._metadata  # type: ignore[attr-defined]
+    assert copied["model"]["0.weight"] is copied["model"]["2.weight"]
+    assert copied["more"] == [(1, "a", None)]
+    assert all(torch.equal(copied["model"][name], value) for name, value in state.items())
+    assert copied["model"]["0.weight"].data_ptr() != layer.weight.data_ptr()
+
+
+@pytest.mark.usefixtures("tiny")
 def test_settings_that_never_act_are_the_baseline(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree")
     shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
@@ -91,8 +153,12 @@ def test_settings_that_never_act_are_the_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [(), ("cpu",)])
+def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(
+    behind: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of all steps, those from the last checkpoint at or before the first new intervention on are trained."""
+    monkeypatch.setattr(keeping_module, "WRITTEN_BEHIND", behind)
     sharing = Sharing(tree=tmp_path / "tree", trials=10**9)
     dense = shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)[1]
     root = dense.store.root

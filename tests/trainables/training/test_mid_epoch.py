@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,8 +74,9 @@ def test_all_generators_are_put_back(tmp_path: Path) -> None:
 def test_the_training_time_stands_still_while_a_run_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
-        run._train_time_before_s, run.cost = 5.0, SimpleNamespace(counting_time_s=0.0)  # type: ignore[assignment]
-        monkeypatch.setattr(run_module.time, "perf_counter", lambda: now_s[0])
+        run.cost = SimpleNamespace(counting_time_s=0.0)  # type: ignore[assignment]
+        run.clock.set(5.0)
+        monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
         with run.untimed():
             now_s[0] = 3.0
         now_s[0], run.cost.counting_time_s = 10.0, 2.0
