@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners, describe
@@ -18,10 +18,12 @@ _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
 
 #: Steps of a compiled run at which layers may stop.
 COMPILED_STOPS = 3
+#: Fields that decide this, if the search fixes them.
+GATHERING = ("compile_mode", "batch_size", "CAC_STOP_INTERVAL")
 
 
 @dataclass(frozen=True)
-class _All:
+class Together:
     """The functions of a joined space; methods of an object, not closures, so that it can be sent between processes."""
 
     spaces: tuple[Space, ...]
@@ -31,7 +33,7 @@ class _All:
         values = {**context.fixed, **found}
         rule, decides = NAMED.get(str(values.get("CAC_RULE"))), any(name.startswith("CAC_") for name in found)
         is_gathered = decides and "CAC_STOP_LAYER_ITR" not in values and (rule is None or rule.brakes)
-        if "compile_mode" in values and is_gathered:
+        if values.get("compile_mode") and "CAC_STOP_INTERVAL" not in values and is_gathered:
             # Each new set of stopped layers is compiled anew, which takes as long as many steps.
             found["CAC_STOP_INTERVAL"] = -(-_steps(context, values.get("batch_size")) // (COMPILED_STOPS + 1))
         return found
@@ -53,6 +55,11 @@ def _steps(context: SpaceContext, batch_size: int | None) -> int:
     if batch_size is not None and context.batch_size is not None:
         in_epoch = -(-in_epoch * context.batch_size // batch_size)
     return in_epoch * context.epochs
+
+
+def compiled(space: Space) -> Space:
+    """Return the space for models that are compiled in every trial: its stops come at few steps."""
+    return replace(space, suggest=Together((space,)).suggest, may_be_fixed=(*GATHERING, *space.may_be_fixed))
 
 
 def joined(spaces: Sequence[Space]) -> Space:
@@ -99,7 +106,7 @@ def joined(spaces: Sequence[Space]) -> Space:
                 f"{'+'.join(names)}: other rules than variance look at more than weights; join auto_thresholds, "
                 "braking_distance or manual_layers"
             )
-    together = _All(tuple(spaces))
+    together = Together(tuple(spaces))
     savings = {space.saving for space in spaces if space.method != "none"} or {TRAINING}
     method = "+".join(method for method in _ORDER if method in parts)
     return Space(
@@ -109,7 +116,7 @@ def joined(spaces: Sequence[Space]) -> Space:
         start=together.start,
         further_starts=together.further_starts,
         uses_forward_cache=any(space.uses_forward_cache for space in spaces),
-        may_be_fixed=tuple(name for space in spaces for name in space.may_be_fixed),
+        may_be_fixed=(*GATHERING, *(name for space in spaces for name in space.may_be_fixed)),
         free=tuple(name for space in spaces for name in space.free),
         start_is_published=all(space.start_is_published for space in spaces),
         meanings={name: meaning for space in spaces for name, meaning in space.meanings.items()},

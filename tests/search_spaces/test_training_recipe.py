@@ -83,6 +83,13 @@ def test_joined_with_gradient_skip_both_are_searched_by_the_clock() -> None:
             values = space.suggest(study.ask(), run)
             TrialConfig(method=space.method, **values)
             assert "CAC_STOP_LAYER_ITR" not in values or "CAC_STOP_INTERVAL" not in values
+    # Compiled in every trial, by `--set`, in a space that does not search it.
+    options = SearchOptions(space="auto_thresholds", hold={"compile_mode": "default", "batch_size": 128})
+    own = options.loaded_space
+    known = replace(sized, fixed={name: value for name, value in options.fixed.items() if name in own.may_be_fixed})
+    assert own.suggest(optuna.trial.FixedTrial(own.start(known)), known)["CAC_STOP_INTERVAL"] == -(-45 // 4)
+    wished = replace(known, fixed={**known.fixed, "CAC_STOP_INTERVAL": 5})
+    assert "CAC_STOP_INTERVAL" not in own.suggest(optuna.trial.FixedTrial(own.start(known)), wished)
     pruning = search_spaces.load("agp+training_recipe")
     assert (pruning.method, pruning.saving) == ("compression", "time")
 

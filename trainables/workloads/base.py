@@ -23,11 +23,19 @@ from trainables.workload_options import what_is_trained
 Batch = tuple[Tensor, ...]
 
 
+def on_device(batch: Batch, device: Any) -> Batch:
+    """Return a batch on a device; onto a GPU from page-locked memory, so that the host does not wait for it."""
+    if torch.device(device).type == "cuda":
+        batch = tuple(tensor.pin_memory() if tensor.device.type == "cpu" else tensor for tensor in batch)
+    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+
+
 def count_hits(model: nn.Module, batches: Iterable[Batch], device: Any) -> int:
     """Return how many targets are the index of the model's largest score, in batches (inputs, targets)."""
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    for inputs, targets in batches:
-        correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
+    for batch in batches:
+        inputs, targets = on_device(batch, device)
+        correct += (model(inputs).argmax(-1) == targets).sum()
     return int(correct)
 
 
@@ -182,7 +190,7 @@ class Workload(ABC):
             return None
         total, samples = torch.zeros((), device=device), 0
         for batch in batches:
-            total += len(batch[0]) * self.loss(model, tuple(tensor.to(device) for tensor in batch))
+            total += len(batch[0]) * self.loss(model, on_device(batch, device))
             samples += len(batch[0])
         return float(total) / samples if samples else None
 

@@ -27,7 +27,7 @@ from trainables.errors import UserError, unknown_name
 from trainables.quality import ACCURACY, quality_named
 from trainables.runtime.isolation import isolated, kept_generators
 from trainables.workload_options import keywords_of, read_options
-from trainables.workloads.base import VALIDATION_LOSS, Batch, Samples, Workload
+from trainables.workloads.base import VALIDATION_LOSS, Batch, Samples, Workload, on_device
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.sample_access import check_repeats, samples_of, view_of
 from trainables.workloads.seeded_loader import epoch_seed, seeded_epoch
@@ -335,7 +335,7 @@ class FactoryWorkload(Workload):
             return self._checked_metrics(self._made.evaluate(model, batches, device))
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for batch in batches:
-            inputs, targets = (tensor.to(device) for tensor in flatten(batch))
+            inputs, targets = on_device(flatten(batch), device)
             outputs = model(inputs)
             chosen = outputs.argmax(min(1, outputs.dim() - 1))
             if chosen.shape != targets.shape:

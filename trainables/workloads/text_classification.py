@@ -26,7 +26,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainables.errors import UserError, unknown_name
-from trainables.workloads.base import VALIDATION_LOSS, Batch, Workload, check_positive, digest_of
+from trainables.workloads.base import VALIDATION_LOSS, Batch, Workload, check_positive, digest_of, on_device
 from trainables.workloads.images.source import SPLIT_NAMES
 from trainables.workloads.images.workload import hold_out
 from trainables.workloads.sample_access import TensorSamples
@@ -280,10 +280,8 @@ class TextClassification(Workload):
         """Return the accuracy, the mean F1 of the classes that occur and the mean loss."""
         from sklearn.metrics import f1_score
 
-        parts = [
-            (self._scores(model, tuple(tensor.to(device) for tensor in batch)).cpu(), batch[-1]) for batch in batches
-        ]
-        scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+        parts = [(self._scores(model, on_device(batch, device)), batch[-1]) for batch in batches]
+        scores, labels = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
         chosen = scores.argmax(1)
         return {
             "accuracy": float((chosen == labels).double().mean()),

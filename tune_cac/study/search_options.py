@@ -27,6 +27,7 @@ from analysis.io.study_options import (
 )
 from search_spaces import _FILES, Space, first_options
 from search_spaces.grid_file import COMBINATIONS, GRID
+from search_spaces.joined import compiled
 from search_spaces.yaml_space import text_of
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
@@ -444,7 +445,8 @@ class SearchOptions(StudyOptions):
     @property
     def loaded_space(self) -> Space:
         """Return the space: the one of that name, or the grid file's."""
-        return search_spaces.load(self.space, self.space_files, self.points)
+        space = search_spaces.load(self.space, self.space_files, self.points)
+        return compiled(space) if self.fixed.get("compile_mode") and self.grid is None else space
 
     @property
     def points(self) -> Mapping[str, Any] | None:

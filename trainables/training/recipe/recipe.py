@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import multiprocessing
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -396,6 +397,8 @@ class Recipe:
         """Set what holds for the process; `ProcessState` restores it after the run."""
         config = self._config
         if config.deterministic:
+            if self._device.type == "cuda":  # without which torch before 2.10 raises
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = bool(config.cudnn_benchmark)
 
