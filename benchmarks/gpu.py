@@ -1,20 +1,23 @@
 """Print what a GPU does with Gradient-Skip, as ratios in one run: steps, memory, compiled models, searches.
 
-    python benchmarks/gpu.py [--device cuda] [--parts steps host sync compile correct recipe search] [--tiny]
+    python benchmarks/gpu.py [--device cuda] [--parts steps host sync compile correct recipe search] [--minutes 6]
+                             [--tiny]
 
-One prepared script of at most six minutes on a data-centre card; ``--tiny`` runs it on a CPU in a minute, as a test of
-itself. Models are transformers' ResNet-50 (224 px, batch 128), ViT-B/16 (batch 64) and GPT-2 (8 x 1,024 tokens) with
-random weights, in bfloat16 autocast, by fused AdamW.
+One prepared script for a data-centre card: a part begins nothing when ``--minutes`` are over. ``--tiny`` runs it on a
+CPU, as a test of itself; the first four parts take a minute there, to compile takes three. Models are transformers'
+ResNet-50 (224 px, batch 128), ViT-B/16 (batch 64) and GPT-2 (8 x 1,024 tokens) with random weights, in bfloat16
+autocast, by fused AdamW.
 
 steps     a step with nothing, a half and three quarters of the tensors stopped, over torch's own full step; beside it
-          the same tensors frozen by hand (`requires_grad`); peak memory behind the first step
+          the same tensors frozen by hand (`requires_grad`); FLOPs, joules by NVML, peak memory behind the first step
 host      a step of the small network of digits, which waits for the host, over torch's own
-sync      synchronizing calls of the optimizer in 40 steps with a decision each 20
+sync      synchronizing calls of the optimizer in 40 steps with a decision each 20, and of a trial's steps without
+          decisions, alone and over the stage tree
 compile   seconds of the first step and of those behind a stop, graphs, largest difference of losses to eager ones
 correct   stopped weights still, a resumed run equal bit for bit, replayed savings equal to executed ones
 recipe    `recipe.py`, every item of the training recipe
-search    time of searches beyond that of a single trial, 1, 2 and 4 trials at a time, over the executed steps in a
-          plain loop: of digits, and how many layers of a ResNet-18 to freeze (`fine_tuned`)
+search    time of searches, 1, 2 and 4 trials at a time on one GPU, without what they take to begin, over the same
+          number of trainings in a plain loop: of digits, and of how many layers of a ResNet-18 to freeze (`fine_tuned`)
 """
 
 from __future__ import annotations
@@ -31,18 +34,24 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
 from machine import header, now, spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from trainings import last_row
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.config import TrialConfig
 from trainables.gradskip import SGD, AdamW, Settings
+from trainables.runtime.energy import energy_j
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from trainables.training.recipe.recipe import compile_model
+from trainables.training.run import TrainingRun
+from trainables.workloads import build_for
 
 #: Shares of the tensors that are stopped, in the order in which the model runs.
 SHARES = (0.5, 0.75)
@@ -106,7 +115,7 @@ class Training:
         parameters = list(self.model.parameters())
         last = round(share * len(parameters)) - 1
         settings = (
-            Settings(stop_layer_num=(last,), stop_layer_itr=(0,), whole_units=True)
+            Settings(stop_layer_num=(last,), stop_layer_itr=(0,), whole_units=True, watch=("conv", "linear"))
             if share
             else Settings(start_itr=10**9)
         )
@@ -116,7 +125,9 @@ class Training:
         if by_hand:
             self.optimizer = torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-4, fused=True)
         self.step()
-        self.peak_mb = float("nan")
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        self.flops, self.joules, self.peak_mb = counter.get_total_flops(), 0.0, float("nan")
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -138,10 +149,12 @@ def compare(runs: dict[str, Training], first: str, rounds: int, steps: int) -> d
     for number in range(rounds + 1):
         seconds = {}
         for name in random.sample(list(runs), len(runs)):
-            begun = now(runs[name].device)
+            begun, begun_j = now(runs[name].device), energy_j(torch.device(runs[name].device))
             for _ in range(steps):
                 runs[name].step()
             seconds[name] = now(runs[name].device) - begun
+            if number and begun_j is not None:
+                runs[name].joules += (energy_j(torch.device(runs[name].device)) or 0.0) - begun_j
         if number:  # the first warms up
             for name, took in seconds.items():
                 found[name].append(took / seconds[first])
@@ -157,8 +170,15 @@ def steps(device: str, *, tiny: bool) -> None:
             runs[f"{share:.0%} stopped"] = Training(case, device, share, by_hand=False)
             runs[f"{share:.0%} by hand"] = Training(case, device, share, by_hand=True)
             assert runs[f"{share:.0%} stopped"].stopped == runs[f"{share:.0%} by hand"].stopped
+        own = runs["torch's own"]
         for name, ratios in compare(runs, "torch's own", *((2, 1) if tiny else (12, 4))).items():
-            print(f"{case.name:<10} {name:<16} step {spread(ratios)}; peak {runs[name].peak_mb:.0f} MiB", flush=True)
+            run = runs[name]
+            joules = f"; joules {run.joules / own.joules:.3f}" if own.joules else ""
+            print(
+                f"{case.name:<10} {name:<16} step {spread(ratios)}; FLOPs {run.flops / own.flops:.3f}{joules}; peak "
+                f"{run.peak_mb:.0f} MiB; {len(run.stopped)} tensors",
+                flush=True,
+            )
         del runs
 
 
@@ -200,17 +220,38 @@ def sync(device: str, *, tiny: bool) -> None:
         optimizer.step()
 
     step()
-    waits = 0
-    for _ in range(40):
+    decided = waits(device, step, 40)
+    print(f"synchronizing calls in 40 steps with a decision each 20: {decided if device == 'cuda' else 'not on a CPU'}")
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrialConfig(method="none", epochs=2, device=device)
+        sharing = Sharing(tree=folder, budget_bytes=0)
+        with TrainingRun(config) as alone:
+            alone.train_epoch()
+            alone.begin_epoch()
+            found = [waits(device, alone.train_step, alone.workload.steps_per_epoch)]
+        with SharedRun(config, sharing) as shared:
+            shared.train_epoch()
+            found.append(waits(device, shared.train_epoch, 1))
+    print(
+        f"synchronizing calls of a trial's epoch: {found[0]} alone, without evaluation; {found[1]} over the stage tree"
+    )
+
+
+def waits(device: str, call: Callable[[], Any], times: int) -> int:
+    """Return how often calls wait for the device; 0 on a CPU."""
+    found = 0
+    for _ in range(times):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("warn")
-            step()
-            if device == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
-        waits += sum("synchroniz" in str(one.message) for one in said)
-    print(f"synchronizing calls in 40 steps with a decision each 20: {waits if device == 'cuda' else 'not on a CPU'}")
+            try:
+                call()
+            finally:
+                if device == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+        found += sum("synchroniz" in str(one.message) for one in said)
+    return found
 
 
 def compiled(device: str, *, tiny: bool) -> None:
@@ -229,7 +270,7 @@ def compiled(device: str, *, tiny: bool) -> None:
         torch._dynamo.reset()
         counters.clear()
         if mode != "eager":
-            model.compile(mode=mode, dynamic=False)
+            assert compile_model(model, mode, torch.device(device))
         took, losses = [], []
         for _ in range(12):
             begun = now(device)
@@ -253,8 +294,6 @@ def correct(device: str, *, tiny: bool) -> None:
     """Check what has to be equal on this device."""
     from analysis.trace_replay.replay_frame import replay
     from analysis.trace_replay.traces import read_trace
-    from trainables.stage_tree.shared_run import SharedRun, Sharing
-    from trainables.training.run import TrainingRun
     from tune_cac.tuning.baseline import completed
 
     epochs, more = 4, {"device": device, "deterministic": True}
@@ -309,15 +348,15 @@ def fine_tuned(images: int = 1_000, px: int = 96, width: int = 64, epochs: int =
         "validation": DataLoader(Subset(samples, range(images, images + 300)), batch_size=100),
         "test": DataLoader(Subset(samples, range(images + 300, images + 600)), batch_size=100),
         "loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]).logits, batch[1]),
-        "evaluate": lambda model, batches, _: fmean(
-            hit for x, y in batches for hit in (model(x).logits.argmax(1) == y).tolist()
+        "evaluate": lambda model, batches, device: float(
+            torch.cat([model(x.to(device)).logits.argmax(1) == y.to(device) for x, y in batches]).double().mean()
         ),
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=5e-4),
         "epochs": epochs,
     }
 
 
-def searched(dense: TrialConfig, space: str, trials: int, at_a_time: int) -> tuple[float, float]:
+def searched(dense: TrialConfig, space: str, trials: int, at_a_time: int, timeout_s: float) -> tuple[float, float]:
     """Return seconds and full trainings of a search of so many trials for a training."""
     import analysis
 
@@ -327,18 +366,41 @@ def searched(dense: TrialConfig, space: str, trials: int, at_a_time: int) -> tup
         command = [
             "search", "--space", space, "--workload", dense.workload, "--trials", str(trials), "--epochs",
             str(dense.epochs), "--seeds", "1", "--no-controls", "--name", "study", "--device", dense.device,
-            "--concurrency", str(at_a_time), *options,
+            "--concurrency", str(at_a_time), "--gpus-per-trial", str(1 / at_a_time if dense.device == "cuda" else 0),
+            *options,
         ]  # fmt: skip
         here = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         subprocess.run(
-            [sys.executable, "-m", "tune_cac", *command], cwd=folder, check=True, capture_output=True, env=here
-        )
+            [sys.executable, "-m", "tune_cac", *command], cwd=folder, check=True, capture_output=True, env=here,
+            timeout=None if timeout_s == float("inf") else timeout_s,
+        )  # fmt: skip
         took = time.perf_counter() - begun
         return took, analysis.search_cost(analysis.load(f"{folder}/results/study")).dense_equivalents
 
 
-def search(device: str, *, tiny: bool) -> None:
-    """Print what searches take over the steps that they execute."""
+def plain_s(config: TrialConfig) -> float:
+    """Return the seconds of a training in torch alone, evaluated each epoch."""
+    workload = build_for(config)
+    torch.manual_seed(0)
+    model = workload.make_model().to(config.device)
+    optimizer = workload.make_optimizer(model.named_parameters())
+    scheduler = workload.make_scheduler(optimizer, workload.steps_per_epoch * config.epochs)
+    begun = now(config.device)
+    for epoch in range(config.epochs):
+        model.train()
+        for batch in workload.train_batches(epoch, 0):
+            optimizer.zero_grad()
+            workload.loss(model, tuple(tensor.to(config.device) for tensor in batch)).backward()
+            optimizer.step()
+            scheduler.step()
+        model.eval()
+        with torch.no_grad():
+            workload.evaluate(model, "validation", config.device)
+    return now(config.device) - begun
+
+
+def search(device: str, *, tiny: bool, ends_s: float = float("inf")) -> None:
+    """Print what searches take over the trainings that they execute; none begins or goes on behind the end."""
     if importlib.util.find_spec("ray") is None:
         print("search: not measured, Ray is not installed")
         return
@@ -353,14 +415,21 @@ def search(device: str, *, tiny: bool) -> None:
         ),
     ):  # fmt: skip
         dense = replace(dense, method="none", device=device)
-        alone_s = [last_row(dense)["train_time_s"] for _ in range(2)][-1]  # the first warms up
-        first_s, first = searched(dense, space, 1, 1)
-        for at_a_time in (1,) if tiny else (1, 2, 4):
-            took, cost = searched(dense, space, 3 if tiny else 12, at_a_time)
-            ratio = f"{(took - first_s) / (cost - first) / alone_s:.2f}" if cost > first else "-"
+        alone_s = [plain_s(dense) for _ in range(2)][-1]  # the first warms up
+        begins_s: float | None = None
+        for trials, at_a_time in ((1, 1), *((3 if tiny else 8, n) for n in ((1,) if tiny else (1, 2, 4)))):
+            try:
+                took, cost = searched(dense, space, trials, at_a_time, max(1.0, ends_s - time.perf_counter()))
+            except subprocess.TimeoutExpired:
+                print(f"search of {dense.workload}, {trials} trials, {at_a_time} at a time: not measured, time is over")
+                break
+            if begins_s is None:
+                begins_s = took - cost * alone_s
+                print(f"search of {dense.workload}, one trial: {took:.1f} s, of which {begins_s:.1f} s to begin")
+                continue
             print(
-                f"search of {dense.workload}, {at_a_time} at a time: {took:.1f} s, {first_s:.1f} s with one trial; "
-                f"{cost:.2f} full trainings of {alone_s:.2f} s: beyond the first {ratio} times a plain loop",
+                f"search of {dense.workload}, {trials} trials, {at_a_time} at a time: {took:.1f} s for {cost:.2f} "
+                f"trainings of {alone_s:.2f} s in a plain loop: {(took - begins_s) / (cost * alone_s):.2f} times those",
                 flush=True,
             )
 
@@ -370,17 +439,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     random.seed(0)
     warnings.filterwarnings("ignore", message="Gradient-Skip (will|may) stop nothing")
     card = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     print(header("benchmarks/gpu.py"), "|", card, flush=True)
-    does = {"steps": steps, "host": host, "sync": sync, "compile": compiled, "correct": correct, "recipe": recipe,
-            "search": search}  # fmt: skip
+    ends_s = float("inf") if given.tiny else time.perf_counter() + 60 * given.minutes
+    does: dict[str, Callable[..., None]] = {
+        "steps": steps, "host": host, "sync": sync, "compile": compiled, "correct": correct, "recipe": recipe,
+        "search": partial(search, ends_s=ends_s),
+    }  # fmt: skip
     failed = []
     for part in given.parts:
         begun = time.perf_counter()
+        if begun >= ends_s:
+            print(f"{part}: not measured, time is over")
+            continue
         try:
             does[part](given.device, tiny=given.tiny)
         except Exception as error:  # noqa: BLE001 - the time on a lent card is short
