@@ -53,7 +53,9 @@ ITEMS: dict[str, dict[str, Any]] = {
     "clip_grad_norm": {"clip_grad_norm": 1.0},
     "checkpointing cheap": {"activation_checkpointing": "cheap"},
     "checkpointing blocks": {"activation_checkpointing": "blocks"},
+    "compile_mode default": {"compile_mode": "default"},
     "bfloat16, channels_last": {"precision": "bfloat16", "channels_last": True},
+    "bfloat16, compiled": {"precision": "bfloat16", "compile_mode": "default"},
 }
 ON_GPU: dict[str, dict[str, Any]] = {
     "cudnn_benchmark": {"cudnn_benchmark": True},

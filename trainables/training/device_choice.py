@@ -14,6 +14,8 @@ from trainables.registry import SCRIPT
 
 #: Steps that are timed on each device, after some that are not.
 STEPS, _FIRST_STEPS = 20, 3
+#: Most trials that share a GPU: their kernels take turns, so more of them fill its memory, not its pauses.
+MOST_TRIALS = 4
 #: Bytes that CUDA needs for a process beside its tensors, and share of a GPU's memory that trials may fill.
 _CONTEXT_BYTES, _FILLED = 600 * 2**20, 0.9
 
@@ -65,7 +67,7 @@ def choose_device(config: TrialConfig, *, at_a_time: int = 1) -> DeviceChoice:
     if config.workers > 1:
         return DeviceChoice("cuda", times, 1.0)
     fit = int(_FILLED * torch.cuda.mem_get_info()[1] / (used_bytes + _CONTEXT_BYTES))
-    each = max(1, min(fit, ceil(at_a_time / gpus)))
+    each = max(1, min(fit, ceil(at_a_time / gpus), MOST_TRIALS))
     return DeviceChoice("cuda", times + (f"; {each} trials share one" if each > 1 else ""), 1 / each)
 
 
