@@ -199,8 +199,10 @@ class CheckpointPolicy:
             return True
         if depth == 0 and step == self._total_steps - self._epoch_steps:  # the search examines the trained baseline
             return True
-        if not self._write_s or not live.step_s:
-            return not self._write_s
+        if not self._write_s:
+            return True
+        if not live.step_s:
+            return acts_now()
         apart = checkpoint_interval(
             write_s=self._write_s, step_s=live.step_s, total_steps=self._total_steps, trials=self._sharing.trials,
             depth=depth,
