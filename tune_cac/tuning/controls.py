@@ -6,7 +6,7 @@ on one, too, it is an answer like any other (role ``cut``), and its length is ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -68,13 +68,16 @@ def _control(kind: str, values: Mapping[str, Any], **attrs: Any) -> PredefinedTr
 class RunLengths:
     """Choose the cut dense runs on which stops are searched; further ones where ``searched``.
 
-    ``learn`` returns what a recorded dense run shows, by its epochs and its root in the stage tree.
+    ``learn`` returns what a recorded dense run shows, by its epochs and its root in the stage tree, and ``beyond`` the
+    trials that lose too much on average over seeds, once any were refused for that.
     """
 
     def __init__(
-        self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart], *, searched: bool
-    ) -> None:
+        self, trials: StudyTrials, plan: SearchPlan, learn: Callable[[int, str], WarmStart],
+        beyond: Callable[[], Collection[int]], *, searched: bool,
+    ) -> None:  # fmt: skip
         self._trials, self._base, self._learn, self._allowed_drop = trials, plan.base, learn, plan.allowed_drop
+        self._beyond = beyond
         self.searched = searched
         self._learned: dict[int, WarmStart] = {}
         self._chooses = plan.lengths == AUTO_LENGTHS
@@ -99,7 +102,7 @@ class RunLengths:
         return next((self._run_of(epochs) for epochs in (*self._wanted, *longer) if epochs not in begun), None)
 
     def _loses_too_much(self, begun: Mapping[int, FrozenTrial]) -> bool:
-        """Return whether the shortest run has ended with a loss of more than the allowed one, or failed."""
+        """Return whether the shortest run has failed or lost more than is allowed, on its seed or over several."""
         baseline, trial = self._trials.baseline_row(), begun.get(at_most(SHORTEST, self._base.epochs))
         if trial is None or baseline is None:
             return False
@@ -107,7 +110,8 @@ class RunLengths:
         if row is None or missing_objectives(row, quality):
             return bool(trial.state.is_finished())
         allowed = allowed_amount(self._allowed_drop, baseline["quality"])
-        return bool(quality.lost(row["quality"], baseline["quality"]) > allowed + 1e-9)
+        lost = quality.lost(row["quality"], baseline["quality"])
+        return bool(lost > allowed + 1e-9) or trial.number in self._beyond()
 
     def beside(self, best: BestSetting) -> PredefinedTrial | None:
         """Return a cut dense run that saves as much as a setting which saves more than all cut dense runs so far.

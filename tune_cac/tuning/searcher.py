@@ -102,7 +102,9 @@ class StudySearch(Searcher):
         chooses = plan.learns and plan.repeats and plan.grid is None and self.walk is None
         cuts = chooses and plan.lengths and plan.space.method == "gradskip" and not plan.space.options
         # Of cut dense runs those that the study has are known in any case.
-        self.lengths = RunLengths(self.trials, plan, self._learned, searched=bool(cuts and base.saving is None))
+        self.lengths = RunLengths(
+            self.trials, plan, self._learned, self._beyond_over_seeds, searched=bool(cuts and base.saving is None)
+        )
         self.race = Race(self.trials, plan, lambda: self.trials.settings(saving=base.saving), self._may_answer)
         self.outcomes: OutcomeQueue | None = None  # chooses settings in place of a sampler
         if chooses:
@@ -370,6 +372,14 @@ class StudySearch(Searcher):
         if self.outcomes is None or self.plan.seeds == 1 or self.gave_up or not self.outcomes.predicts:
             return one.is_within
         return one.trial not in self.outcomes.beyond()
+
+    def _beyond_over_seeds(self) -> list[int]:
+        """Return the trials that were refused over further seeds, and then those of which that is expected.
+
+        None once no other setting is begun.
+        """
+        refused = [] if self.race.is_spent else self.race.beyond()
+        return [*refused, *self.outcomes.beyond()] if refused and self.outcomes is not None else refused
 
     def _learn_if_possible(self) -> None:
         """Learn which space is searched, once the baseline has ended."""

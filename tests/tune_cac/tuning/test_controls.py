@@ -174,6 +174,27 @@ def test_half_a_run_is_trained_beside_the_baseline_and_a_longer_one_if_it_loses_
     assert found == wanted
 
 
+@pytest.mark.parametrize(("most", "follows"), [(15.0, True), (1.0, False)])
+def test_a_longer_one_follows_where_half_a_run_is_refused_over_seeds(
+    tmp_path: Path, most: float, follows: bool
+) -> None:
+    """On its own seed half of the run loses nothing; not where so much is executed that no other setting begins."""
+    base = TrialConfig(method="none", epochs=30)
+    made = searcher(tmp_path, baseline=False, lengths="auto", base=base, seeds=4, most_trainings=most)
+    made.ask_for(2, controls=False, seeds=True)
+    found: list[tuple[str, int]] = []
+    while isinstance(one := made.suggest("a"), dict) and len(found) < 9:
+        epochs = one["config"]["epochs"]
+        found.append((one["role"], epochs))
+        flops = {"dense_flops": 30, "executed_flops": epochs, "search_flops": epochs, "test_quality": None}
+        loses = epochs < 30 and one["config"]["seed"] != 0
+        quality = 0.9 + one["config"]["seed"] % 7 / 1000 - 0.1 * loses
+        made.on_trial_complete("a", row(quality, 1 - epochs / 30) | flops)
+    assert found[:2] == [("baseline", 30), (CUT, 15)]
+    assert ("control", 15) in found
+    assert ((CUT, 24) in found) == follows
+
+
 @pytest.mark.parametrize(("lengths", "saved", "epochs", "role"), [
     ("auto", 0.35, 19, CUT), ("auto", 0.5, 15, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
 ])  # fmt: skip
