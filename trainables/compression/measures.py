@@ -8,8 +8,8 @@ linear layer (C_out, C_in); n its number of elements, z the number of nonzero el
 MACs: multiplications, each with an addition, of one sample: n for each place at which the weight is applied.
     dense       all of them
     effective   dense * z / n
-Weights that are multiplied without a call of their module (the projections inside `nn.MultiheadAttention`) count as
-0 MACs.
+What is multiplied outside of weight layers, such as queries with keys and whatever recurrent layers do, is counted as
+`OTHERS`, dense whatever is zero; of `nn.MultiheadAttention` also the projections, whose modules are not called.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from torch.utils.benchmark import Timer
 
 from trainables.compression.model_copies import evaluating, float_tensor, hookless_copy
 from trainables.compression.schedule.names import plain_name
+from trainables.runtime.operator_flops import flop_counter
 from trainables.savings import share_saved
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import on_meta, to_meta
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear)
+#: Key of MACs that belong to no weight layer; no parameter's name.
+OTHERS = ""
 #: Runs a model on a batch, such as `Workload.loss`; the result is not used.
 Forward = Callable[[nn.Module, Batch], object]
 
@@ -50,7 +53,7 @@ def layer_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
-    """Count the MACs of one sample of each weight layer, by weight name; 0 for layers that are not called.
+    """Count the MACs of one sample of each weight layer, by weight name, and of the rest, if any, as `OTHERS`.
 
     They depend only on shapes and change only by thinning. A copy runs on the meta device, or on the CPU if it needs
     values; the model, its hooks and all generators are not changed. A weight that several layers share is counted under
@@ -76,8 +79,10 @@ def _counted(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]
         # Found before the forward, because in a functional call other tensors stand for the weights.
         if (weight := layer_weight(module)) is not None:
             module.register_forward_hook(partial(count, names[id(weight)], weight.shape))
-    with evaluating(model):
+    with evaluating(model), flop_counter() as counter, torch.enable_grad():  # without gradients attention may be fused
         forward(model, batch)
+    if (others := counter.get_total_flops() // 2 - sum(counts.values())) > 0:
+        counts[OTHERS] = others
     return {name: round(macs / len(batch[0])) for name, macs in counts.items()}
 
 
@@ -89,7 +94,7 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
     """
     weights = layer_weights(model)
     elements = alive = outside_zero_structures = 0
-    effective = 0.0
+    effective = float(macs.get(OTHERS, 0))
     by_layer = {}
     for name, weight in weights.items():
         is_alive, n = weight != 0, weight.numel()
@@ -100,7 +105,7 @@ def size_columns(model: nn.Module, macs: Mapping[str, int], reference_macs: int)
         outside_zero_structures += filters * channels * (n // (weight.shape[0] * weight.shape[1]))
         effective += macs[name] * nonzero / n
         by_layer[name] = round(1 - nonzero / n, 6)
-    dense = sum(macs[name] for name in weights)
+    dense = sum(macs.values())
     return {
         "sparsity": 1 - alive / elements if elements else 0.0,
         "structured_sparsity": 1 - outside_zero_structures / elements if elements else 0.0,

@@ -17,6 +17,13 @@ from trainables.workloads.base import Batch
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
 
 
+class Last(nn.Module):
+    """Returns the outputs of a recurrent layer without its state."""
+
+    def forward(self, found: tuple[Tensor, Any]) -> Tensor:
+        return found[0]
+
+
 def call(model: nn.Module, batch: Batch) -> object:
     return model(*batch)
 
@@ -94,6 +101,29 @@ def test_shared_weights_count_once_with_the_macs_of_all_uses() -> None:
     found = columns_of(nn.Sequential(model, model[0]), torch.zeros(2, 5))
     assert found["layer_sparsity"] == '{"0.0.weight": 0.0}'
     assert found["dense_macs"] == 75
+
+
+@pytest.mark.parametrize(
+    ("layer", "macs", "others"),
+    [
+        # Projections; queries with keys, and values weighted; output; two linear layers.
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 5 * (3 * 64 + 64 + 2 * 128) + 2 * 200, 5 * 256 + 400),
+        (nn.Sequential(nn.LSTM(8, 6, batch_first=True), Last()), 5 * 4 * 6 * (8 + 6), 5 * 4 * 6 * (8 + 6)),
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 4, bidirectional=True, batch_first=True), Last()),
+            5 * 64 + 5 * 288,
+            5 * 288,
+        ),
+    ],
+)
+def test_what_is_no_weight_layer_is_counted_and_never_sparse(layer: nn.Module, macs: int, others: int) -> None:
+    """Attention and recurrent layers over 5 tokens of 8 features, in closed form."""
+    found = layer_macs(layer, call, (torch.zeros(3, 5, 8),))
+    assert sum(found.values()) == macs
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    assert size_columns(layer, found, macs)["effective_macs"] == others
 
 
 class Tenfold(nn.Module):
