@@ -8,6 +8,7 @@
 
 Those with options are the controls: as many multiplications from the start, trained as long. A model that is trained
 already is pruned and fine-tuned with `--option weights=FILE`, as `--save` writes it (its whole path for a search).
+heads.yaml has the names that layers have in transformers 5; 4.50 names those of ViT otherwise.
 """
 
 from collections.abc import Callable

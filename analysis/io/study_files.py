@@ -82,6 +82,10 @@ class _File:
         return layout.root / self._name
 
 
+#: What loggers of experiments write into a study's folder (`search --log`).
+LOGS = ("mlflow.db", "mlflow.db-shm", "mlflow.db-wal", "mlruns", "mlartifacts", "wandb")
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths of the files in one study folder."""
@@ -99,6 +103,12 @@ class Layout:
     best_schedule = _File("best.yaml")  # compression schedule of the best settings, written where they compress
     report = _File("report.md")  # report in Markdown
     page = _File("report.html")  # report in HTML
+
+    def foreign(self) -> list[str]:
+        """Return the names of what is in the folder and is no file of a study or of its loggers, nor hidden."""
+        own = {one._name for one in vars(Layout).values() if isinstance(one, _File)} | {self.confirmation.root.name}
+        own |= set(LOGS)
+        return sorted(one.name for one in self.root.iterdir() if one.name not in own and not one.name.startswith("."))
 
     @property
     def shared_tree(self) -> Path | str:

@@ -37,6 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
                 raise unknown_name("study", name, layouts)
             if layouts[name].root.is_symlink() or is_locked(layouts[name]):
                 raise UserError(f"{layouts[name].root} must not be deleted: it is being searched, or a link")
+            if foreign := layouts[name].foreign():
+                raise UserError(
+                    f"{layouts[name].root} must hold nothing but a study to be deleted, got {', '.join(foreign[:3])}"
+                    f"{' and more' * (len(foreign) > 3)}: move that away, or delete the folder by hand"
+                )
+            if not layouts[name].journal.exists():
+                layouts[name].read_info()  # a study that has not begun; else it is a file of the same name
         for name in dict.fromkeys(names):
             _delete(layouts[name].root, _megabytes(layouts[name].root), yes=arguments.yes)
         return 0

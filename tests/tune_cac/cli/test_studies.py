@@ -57,9 +57,15 @@ def test_only_what_is_named_and_is_a_study_is_deleted(folder: Path, refused: Ref
     assert "nobody can answer here: give --yes" in refused("studies", "delete", "one")
     (folder / "link").symlink_to(folder / "one")
     assert "must not be deleted" in refused("studies", "delete", "link", "--yes")
+    (folder / "one" / "thesis.tex").touch()
+    assert "must hold nothing but a study to be deleted, got thesis.tex: move" in refused("studies", "delete", "one")
+    (folder / "mine" / "study.json").write_text('{"my": "data"}')
+    assert "has format None" in refused("studies", "delete", "mine", "--yes")
+    (folder / "one" / "thesis.tex").unlink()
     layout = write_study(folder / "busy", [{"row": result_row()}])
     with locked(layout):
         assert "busy must not be deleted: it is being searched" in refused("studies", "delete", "one", "busy", "--yes")
+    (layout.root / "confirmation").mkdir()
     assert main(["studies", "delete", "three", "busy", "--yes"]) == 0
     assert sorted(one.name for one in folder.iterdir()) == ["link", "mine", "one", "two"]
 
