@@ -120,6 +120,9 @@ def test_classes_of_the_users_own() -> None:
     scheduler.apply_masks()
     assert int((model[0].weight == 0).sum()) == 16
     assert torch.equal(torch.nonzero(model[0].weight.flatten() == 0).flatten(), torch.arange(0, 48, 3))
+    list(batches)
+    next(scheduler.batches(1, [torch.randn(5, 6)]))
+    assert len(model[0].weight.unique()) <= 2**4 < len(model[2].weight.unique())
 
 
 @pytest.mark.usefixtures("own")

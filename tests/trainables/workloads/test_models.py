@@ -65,6 +65,13 @@ def test_names_shapes_and_order_are_those_of_torchvision(name: str) -> None:
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == TORCHVISION[name]
 
 
+def test_projections_have_the_names_that_published_schedules_prune() -> None:
+    names = dict(on_meta("resnet20_cifar", 10).named_parameters())
+    assert {f"layer{stage}.0.downsample.0.weight" for stage in (2, 3)} == {
+        name for name in names if name.endswith("downsample.0.weight")
+    }
+
+
 @pytest.mark.parametrize("side", [7, 8])
 def test_option_a_is_subsampling_and_zero_channels(side: int) -> None:
     x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))

@@ -18,6 +18,12 @@ def test_numbers_and_text_beyond_yaml_1_1(text: str, value: object) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
+@pytest.mark.parametrize("text", ["010", "1:30", "yes", "off", "0x1f", "0b101", "1_000", "+12", ".inf", "~", "1.5"])
+def test_numbers_and_switches_of_yaml_1_1(text: str) -> None:
+    found, expected = compose(f"a: {text}").value["a"], yaml.safe_load(text)
+    assert (found, type(found)) == (expected, type(expected))
+
+
 def test_merged_maps() -> None:
     text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3, z: 4}\nc: {<<: [*a, *b], x: 0}\nd: *b\n"
     assert compose(text).value == yaml.safe_load(text)
