@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
+from shutil import get_terminal_size
 
 from trainables.errors import UserError, cannot_write
 from trainables.storage import atomic_write
@@ -18,6 +20,14 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise cannot_write(f"{what} {path}", error, instead) from None
+
+
+def print_sentences(*sentences: str) -> None:
+    """Print each in lines of its own: of a terminal's width, so that no number is cut, elsewhere in one."""
+    for text in sentences:
+        if sys.stdout.isatty():
+            text = textwrap.fill(text, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+        print(text)
 
 
 def print_table(cells: list[list[str]]) -> None:

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.figures.outcomes import pareto
     from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import counts_line, report_markdown
-    from tune_cac.cli.console import write_asked
+    from tune_cac.cli.console import print_sentences, write_asked
     from tune_cac.study.study_result import answer
 
     layout, info, drop = study_of(arguments)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if len(found.ranking):
             print(found.table(get_terminal_size().columns), end="\n\n")
-        print(found.headline, found.cost_line, counts_line(info, found.trials), sep="\n")
+        print_sentences(found.headline, found.cost_line, counts_line(info, found.trials))
     say(f"Page: {page}")
     return 0 if len(found.ranking) else 1
 

@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
     from analysis.presentation.summary_text import is_answer
+    from tune_cac.cli.console import print_sentences
     from tune_cac.tuning.run import resume as resume_study
     from tune_cac.tuning.run import search as search_study
 
@@ -52,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(found.ranking):
         print(found.table(get_terminal_size().columns))
         print()
-    print(found.headline)
-    print(found.cost_line)
+    print_sentences(found.headline, found.cost_line)
     layout = Layout(found.folder)
     kept = [file.name for file in (layout.best_schedule, layout.best) if file.exists()]
     folder = shlex.quote(str(found.folder))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,19 @@ def test_words_and_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = (study / "report.html").read_text()
     assert "saves 30.0 % of the training compute" in page
     assert "export CAC_VAR_START_THR=0.903" in page
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_lines_of_its_width_and_no_cut_number(study: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "tune_cac", "report", str(study)]
+    size = {"COLUMNS": "60", "LINES": "40"}
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, **size}, check=True)
+    lines = os.read(ours, 10_000).decode().splitlines()
+    plain = subprocess.run(command, capture_output=True, env={**os.environ, **size}, check=True, text=True).stdout
+    assert done.returncode == 0
+    assert max(map(len, lines)) <= 60 < max(map(len, plain.splitlines()))
+    assert " ".join(" ".join(lines).split()) == " ".join(plain.split())
 
 
 def test_a_running_study_has_a_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
