@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -11,10 +13,17 @@ from trainables.errors import UserError, cannot_write
 from trainables.storage import atomic_write
 
 
+def check_asked(path: Path, what: str, instead: str) -> None:
+    """Raise UserError for an output file that cannot be written, before the work that it is for."""
+    there = next(one for one in (path.absolute().parent, *path.absolute().parents) if one.exists())
+    reason = errno.EISDIR if path.is_dir() else errno.ENOTDIR if not there.is_dir() else errno.EACCES
+    if path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"cannot write {what} {path}: {os.strerror(reason)}; {instead}")
+
+
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
     """Write an output file of a command atomically; UserError names it and the way out where it cannot be written."""
-    if path.is_dir():
-        raise UserError(f"cannot write {what} {path}: Is a directory; {instead}")
+    check_asked(path, what, instead)
     try:
         with atomic_write(path) as file:
             file.write(content.encode() if isinstance(content, str) else content)

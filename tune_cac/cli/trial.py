@@ -20,7 +20,7 @@ from trainables.script.placeholders import CACHE_VARIABLE, EPOCHS_VARIABLE
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from tune_cac.cli.arguments import ASSIGNMENTS, COMPATIBLE, RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
-from tune_cac.cli.console import write_asked
+from tune_cac.cli.console import check_asked, write_asked
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, read_value, with_schedule
 
@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         if budget := os.environ.get(CACHE_VARIABLE):
             values.setdefault("forward_cache_mb", read_value("forward_cache_mb", budget))
     config = config_from_arguments(arguments, method=method, **values)
+    if arguments.save is not None:
+        check_asked(Path(arguments.save), "the weights to", "choose another --save")
     import torch
 
     from trainables.gradients.method import check_model

@@ -159,6 +159,8 @@ trial --workload digits --option
 trial --schedule none.yaml
 trial --method gradskp
 trial --save /nowhere/at/all.pt --epochs x
+trial --save .
+trial --save /dev/null/weights.pt
 trial --device gpu
 confirm
 confirm nothing
