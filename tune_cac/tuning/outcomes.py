@@ -43,6 +43,7 @@ from tune_cac.tuning.quality_model import (
     posterior,
     worthwhile,
 )
+from tune_cac.tuning.race import is_close_below
 from tune_cac.tuning.trials import (
     EPOCHS,
     OF_EPOCHS,
@@ -434,10 +435,16 @@ class OutcomeQueue:
         scale = self._scale(baseline)
         tried, beyond = self._with_expected(tried, scale)
         points = [(one.loss, one.saved) for one in tried]
-        answers = [one.saved for one in tried if one.loss <= scale.allowed + 1e-9 and one.trial not in beyond]
+        refused = [one.saved for one in tried if one.trial in self._refused()]
+        answers = [
+            one.saved
+            for one in tried
+            if one.loss <= scale.allowed + 1e-9 and one.trial not in beyond and not is_close_below(one.saved, refused)
+        ]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
         likely = found.mean_over_seeds <= scale.mean_limit
+        likely &= np.array([not is_close_below(share, refused) for share in saved])
         answer = np.where(likely, found.share_within(scale.limit), 0.0) * np.maximum(saved - best, 0.0)
         front, worst = [(0.0, 0.0), *points], 2 * scale.unit
         area = found.area_gained(saved, front, worst) / worst

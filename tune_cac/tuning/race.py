@@ -8,8 +8,7 @@ allowed loss and not the others: what saves less is not trained as long as what 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +43,15 @@ MOST_SETTINGS = 8
 LESS = 0.01
 
 
+def is_close_below(share: float, refused: Iterable[float]) -> bool:
+    """Return whether a setting that saves this share is left out, for one that saves hardly more was refused.
+
+    >>> [is_close_below(share, [0.3]) for share in (0.31, 0.295, 0.29)]
+    [False, True, False]
+    """
+    return any(share <= other and share > other - LESS + 1e-12 for other in refused)
+
+
 def leading(
     saved: Mapping[int, float], verdicts: Mapping[int, str], begun: Collection[int], may_answer: Callable[[int], bool]
 ) -> int | None:
@@ -55,11 +63,13 @@ def leading(
         begun: settings with such runs, whose turn has come.
         may_answer: whether it is worth to begin with a setting.
     """
-    least, tried = math.inf, 0  # what the last refused one saves, and how many were
+    refused: list[float] = []  # what the refused ones save
     for number, share in saved.items():
         if verdicts.get(number) == BEYOND:
-            least, tried = share, tried + 1
-        elif number in begun or (share <= least - LESS and tried < MOST_SETTINGS and may_answer(number)):
+            refused.append(share)
+        elif number in begun or (
+            not is_close_below(share, refused) and len(refused) < MOST_SETTINGS and may_answer(number)
+        ):
             return number
     return None
 

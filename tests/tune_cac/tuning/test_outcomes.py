@@ -27,7 +27,7 @@ from tune_cac import search
 from tune_cac.study.search_options import SearchOptions
 from tune_cac.tuning import outcomes as module
 from tune_cac.tuning import quality_model
-from tune_cac.tuning.outcomes import OutcomeQueue, distinct_outcomes, predicted_again
+from tune_cac.tuning.outcomes import BegunOutcome, Outcome, OutcomeQueue, distinct_outcomes, predicted_again
 from tune_cac.tuning.quality_model import are_new
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 from tune_cac.tuning.trials import OUTCOME, PREDICTED
@@ -229,6 +229,32 @@ def test_the_answer_is_expected_to_lose_no_more_than_allowed_over_seeds_in_a_res
     beyond = queue_of(again).beyond()
     assert first in beyond
     assert again.best().saved == max(saved[number] for number in saved.keys() - set(beyond))
+
+
+def test_what_saves_hardly_less_than_a_refused_setting_is_no_answer_to_beat(tmp_path: Path) -> None:
+    """Else nothing that saves less were worth its training once all that save so much are refused."""
+    made = learning(tmp_path, seeds=4)
+    made.learn()
+    queue = queue_of(made)
+
+    def outcome(share: float, saved: float, *, frozen: float) -> Any:
+        own = {"share": share, "saved": saved, "frozen": frozen, "stops": ((24, 2),) if frozen else ()}
+        return Outcome(
+            parameters={}, config={}, epochs=round(4 * share), identity=f"{saved}", known=False, group=(), **own
+        )
+
+    halves = [(2, 0.5, 0.0), (3, 0.6, 0.2), (4, 0.59, 0.18), (5, 0.58, 0.16), (6, 0.57, 0.14), (7, 0.563, 0.13)]
+    tried = [
+        BegunOutcome(trial=n, loss=0.0, **{k: v for k, v in vars(outcome(0.5, saved, frozen=frozen)).items()
+                                           if k in ("epochs", "stops", "saved", "frozen", "identity", "config")})
+        for n, saved, frozen in halves
+    ]  # fmt: skip
+    left, baseline = [outcome(0.75, 0.4, frozen=0.2)], made.trials.baseline_row() or {}
+    queue._refused = lambda: [3]
+    assert queue._chosen(left, tried, baseline) is None  # .57 may still be the answer
+    queue._refused = lambda: [2, 3, 4, 5, 6]
+    assert queue._chosen(left, tried, baseline) == left[0]  # .563 is not tried behind .57
+    assert queue._chosen([outcome(0.75, 0.495, frozen=0.4)], tried, baseline) is None  # nor .495 behind .5
 
 
 def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
