@@ -219,6 +219,8 @@ MOST_OUTCOMES = 500
 MOST_MODELLED = 200
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
+#: Usual losses by which an outcome must be expected to lose less than what was refused.
+_BETTER = 0.1
 #: Lower bound on the cost of a training, in full trainings: to begin one takes time even if nearly all steps are known.
 _LEAST_COST = 0.05
 
@@ -403,8 +405,19 @@ class OutcomeQueue:
     def _expected_beyond(
         self, runs: Sequence[BegunOutcome], ended: Sequence[BegunOutcome], scale: LossScale
     ) -> list[int]:
-        means = self._expected(runs, ended, scale).mean_over_seeds
-        return [one.trial for one, mean in zip(runs, means, strict=True) if mean > scale.mean_limit]
+        means, limit = self._expected(runs, ended, scale).mean_over_seeds, self._limit(ended, scale)
+        return [one.trial for one, mean in zip(runs, means, strict=True) if mean > limit]
+
+    def _limit(self, ended: Sequence[BegunOutcome], scale: LossScale) -> float:
+        """Return the mean over seeds up to which an outcome may be the answer: below those of all that were refused.
+
+        Else one after the other of those that lose nearly as much would be tried.
+        """
+        refused = [one for one in ended if one.trial in self._refused()]
+        if not refused:
+            return scale.mean_limit
+        least = float(self._expected(refused, ended, scale).mean_over_seeds.min())
+        return min(scale.mean_limit, least - _BETTER * scale.unit)
 
     def _further_runs(self) -> list[tuple[int, BegunOutcome]]:
         """Return seed and outcome of the runs on further seeds, against the baseline of that seed.
@@ -443,7 +456,7 @@ class OutcomeQueue:
         ]
         found = self._expected(left, tried, scale)
         saved, best = np.array([one.saved for one in left]), max(answers, default=0.0)
-        likely = found.mean_over_seeds <= scale.mean_limit
+        likely = found.mean_over_seeds <= self._limit(tried, scale)
         likely &= np.array([not is_close_below(share, refused) for share in saved])
         answer = np.where(likely, found.share_within(scale.limit), 0.0) * np.maximum(saved - best, 0.0)
         front, worst = [(0.0, 0.0), *points], 2 * scale.unit
