@@ -29,9 +29,7 @@ from trainables.runtime.operator_flops import flop_counter
 
 #: Formats, and how their files end.
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
-#: Operators of onnxruntime that multiply integers, and floats, each with the place of the weight among its inputs.
-INTEGER_PRODUCTS = {"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1,
-                    "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "MatMulNBits": 1}  # fmt: skip
+#: Operators of onnxruntime that multiply floats, each with the place of the weight among its inputs.
 FLOAT_PRODUCTS = dict.fromkeys(
     ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "GRU", "LSTM", "RNN"), 1
 )
@@ -210,7 +208,7 @@ def _macs(model: nn.Module, call: Call) -> int:
 
 
 def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
-    from trainables.deployment.integer_kernels import fit_integer_kernels
+    from trainables.deployment.integer_kernels import fit_integer_kernels, keep_floats
 
     made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None
@@ -219,6 +217,11 @@ def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
         node.metadata_props.clear()
     _beside(file).unlink(missing_ok=True)  # of an earlier, larger model
     made.save(file, external_data=None)
+    # Extended: before layouts, which give layers other names.
+    while any(node.op_type == "DequantizeLinear" for node in made.model.graph) and keep_floats(
+        made.model, _executed(file, "ORT_ENABLE_EXTENDED")
+    ):
+        made.save(file, external_data=None)
     return tuple(str(value.name) for value in made.model.graph.inputs)
 
 
@@ -344,14 +347,23 @@ def _constants(graph: Any) -> set[str]:
     return found
 
 
-def executed_products(file: Path) -> tuple[int, int]:
-    """Return how many multiplications with weights onnxruntime executes in integers, and how many in floats."""
+def _executed(file: Path, level: str) -> Any:
+    """Return the ONNX graph that onnxruntime makes of a file."""
     import onnx
+    from onnxruntime import GraphOptimizationLevel
 
     with TemporaryDirectory() as folder:
         optimized = f"{folder}/optimized.onnx"
-        _session(file, optimized_model_filepath=optimized)
-        graph = onnx.load(optimized).graph
+        _session(file, optimized_model_filepath=optimized,
+                 graph_optimization_level=getattr(GraphOptimizationLevel, level))  # fmt: skip
+        return onnx.load(optimized).graph
+
+
+def executed_products(file: Path) -> tuple[int, int]:
+    """Return how many multiplications with weights onnxruntime executes in integers, and how many in floats."""
+    from trainables.deployment.integer_kernels import INTEGER_PRODUCTS
+
+    graph = _executed(file, "ORT_ENABLE_ALL")
     constant = _constants(graph)
     weights = {**INTEGER_PRODUCTS, **FLOAT_PRODUCTS}
     kinds = [

@@ -1,7 +1,8 @@
 """Rewrite an ONNX graph with QDQ pairs so that onnxruntime multiplies integers; values stay as they are.
 
 Its kernels for int8 want a convolution or product between a DequantizeLinear of its input, one of its weight, one of an
-int32 bias, and the QuantizeLinear of its result. Trained models have a batch norm and a rectifier in between.
+int32 bias, and the QuantizeLinear of its result. Trained models have a batch norm and a rectifier in between. What it
+multiplies as floats nevertheless must be floats when it loads the file, and stay so.
 
 Symbols: w = (q - z) s, per output channel c; a batch norm multiplies by f_c = gamma_c / sqrt(var_c + eps).
 """
@@ -12,6 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+#: Operators of onnxruntime that multiply integers, each with the place of the weight among its inputs.
+INTEGER_PRODUCTS = {"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1,
+                    "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "MatMulNBits": 1}  # fmt: skip
 
 
 def fit_integer_kernels(model: ir.Model) -> None:
@@ -28,6 +34,71 @@ def fit_integer_kernels(model: ir.Model) -> None:
             _fold_norm(graph, node, weight)
             _rectify_integers(graph, node)
             _quantize_bias(graph, node)
+    RemoveUnusedNodesPass()(model)
+
+
+def keep_floats(model: ir.Model, executed: Any) -> bool:
+    """Rewrite layers that onnxruntime does not execute as the graph says, or would execute slower than floats.
+
+    - A weight that it multiplies as floats, but dequantizes at every call, becomes a product: it folds that when it
+      loads the file, which still has the integers. So does a weight for MatMulNBits, which rounds the layer's input.
+    - A float weight that it rounds to int8 on its own, between DequantizeLinear and QuantizeLinear, gets an operator
+      behind it that returns its one input, which it neither looks through nor removes.
+
+    Args:
+        model: the graph.
+        executed: an ONNX graph, what onnxruntime has made of it; layers keep their names.
+
+    Returns:
+        Whether anything has changed: then it may make something else of it.
+    """
+    constant = {tensor.name for tensor in executed.initializer}
+    late = {node.output[0] for node in executed.node
+            if node.op_type == "DequantizeLinear" and node.input[0] in constant}  # fmt: skip
+    slow = {node.name for node in executed.node if node.op_type == "MatMulNBits" or late & set(node.input)}
+    rounded = slow | {node.name for node in executed.node if node.op_type in INTEGER_PRODUCTS}
+    behind = {node: [part for value in node.inputs if (part := _constant_behind(value)) is not None]
+              for node in model.graph}  # fmt: skip
+    late_parts = dict.fromkeys(part for node, parts in behind.items() if node.name in slow for part in parts)
+    for part in late_parts:
+        _fold_when_loaded(model.graph, part)
+    changed = bool(late_parts)
+    for node, parts in behind.items():
+        if not parts and node.name in rounded and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+            changed |= _shield(model.graph, node)
+    RemoveUnusedNodesPass()(model)
+    return changed
+
+
+def _shield(graph: ir.Graph, node: ir.Node) -> bool:
+    """Insert Max of one value before what rounds a layer's result, unless it is there."""
+    while (after := _only_user(node)) is not None and after.op_type in ("BatchNormalization", "Relu", "Clip"):
+        node = after
+    if after is None or after.op_type == "Max":
+        return False
+    same = ir.node("Max", [node.outputs[0]])
+    same.outputs[0].type, same.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+    graph.insert_after(node, same)
+    after.replace_input_with(list(after.inputs).index(node.outputs[0]), same.outputs[0])
+    return True
+
+
+def _constant_behind(value: ir.Value | None) -> ir.Node | None:
+    """Return the DequantizeLinear of a constant that a value is, also transposed."""
+    transpose = _producer(value, "Transpose")
+    part = _producer(value if transpose is None else transpose.inputs[0], "DequantizeLinear")
+    return None if part is None or _array(part.inputs[0]) is None else part
+
+
+def _fold_when_loaded(graph: ir.Graph, part: ir.Node) -> None:
+    """Compute w = (q - z) s by operators that onnxruntime folds: it leaves DequantizeLinear to kernels for integers."""
+    q, scale, zero = _integers(part)
+    shape = (-1, *[1] * (q.ndim - 1 - _setting(part, "axis", 1))) if scale.ndim else ()
+    nodes = [ir.node("Cast", [part.inputs[0]], {"to": ir.DataType.FLOAT})]
+    for kind, other in [("Sub", zero.astype(np.float32))] * bool(zero.any()) + [("Mul", scale)]:
+        nodes.append(ir.node(kind, [nodes[-1].outputs[0], _constant(graph, part, kind, other.reshape(shape))]))
+    graph.insert_before(part, nodes)
+    _leave_out(graph, part, nodes[-1].outputs[0])
 
 
 def _fold_norm(graph: ir.Graph, node: ir.Node, weight: ir.Node) -> None:
@@ -47,8 +118,8 @@ def _fold_norm(graph: ir.Graph, node: ir.Node, weight: ir.Node) -> None:
     q = np.where(_along(turned, q), -q - 1, q) * _along(~dead, q)
     zero = np.where(turned, -zero - 1, zero) * ~dead
     parts = (q.astype(np.int8), (scale * np.where(dead, 1, np.abs(factor))).astype(np.float32), zero.astype(np.int8))
-    _put(graph, node, 1, _dequantized(graph, node, "weight", parts))
-    _put(graph, node, 2, _constant(graph, node, "bias", ((bias - mean) * factor + beta).astype(np.float32)))
+    _put(node, 1, _dequantized(graph, node, "weight", parts))
+    _put(node, 2, _constant(graph, node, "bias", ((bias - mean) * factor + beta).astype(np.float32)))
     _leave_out(graph, norm, node.outputs[0])
 
 
@@ -70,11 +141,11 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
     if (k := 127 // max(1, int(np.abs(apart).max()))) > 1:
         scale = (scale / k).astype(np.float32)
         parts = ((k * apart).astype(np.int8), scale, np.zeros(zero.shape, np.int8))
-        _put(graph, node, 1, _dequantized(graph, node, "spread", parts))
+        _put(node, 1, _dequantized(graph, node, "spread", parts))
     step = (input_scale * scale).astype(np.float32)
     limits = np.iinfo(np.int32)
     q = np.clip(np.round(bias / step.astype(np.float64)), limits.min, limits.max).astype(np.int32)
-    _put(graph, node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))
+    _put(node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))
 
 
 def _is_requantized(source: ir.Node | None) -> bool:
@@ -165,14 +236,10 @@ def _dequantized(graph: ir.Graph, node: ir.Node, name: str, parts: tuple[Any, An
     return new.outputs[0]
 
 
-def _put(graph: ir.Graph, node: ir.Node, place: int, value: ir.Value) -> None:
-    """Make a value a node's input; what computed the one before goes if nothing else needs it."""
+def _put(node: ir.Node, place: int, value: ir.Value) -> None:
     if len(node.inputs) <= place:
         node.resize_inputs(place + 1)
-    before = None if node.inputs[place] is None else _producer(node.inputs[place], "DequantizeLinear")
     node.replace_input_with(place, value)
-    if before is not None and not list(before.outputs[0].uses()):
-        graph.remove(before, safe=True)
 
 
 def _leave_out(graph: ir.Graph, node: ir.Node, source: ir.Value) -> None:

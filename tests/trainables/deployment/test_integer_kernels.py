@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime
 import pytest
 import torch
 from quantized_nets import relative_difference, settings_of
@@ -33,17 +35,48 @@ class Net(nn.Module):
         return scores
 
 
-def trained(name: str, **changes: Any) -> nn.Module:
+class Residual(nn.Module):
+    """Layers whose results are added before they are rounded, or that read what is not: these multiply floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.relu = nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU()
+        self.conv, self.again, self.last = nn.Conv2d(32, 32, 1), nn.ReLU(), nn.Conv2d(32, 32, 1, bias=False)
+        self.after, self.up, self.fc = nn.BatchNorm2d(32), nn.ConvTranspose2d(32, 32, 2), nn.Linear(32, 10)
+        self.behind = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.stem(x)))
+        x = self.again(self.conv(x) + self.after(self.last(x)))
+        scores: Tensor = self.fc(self.behind(self.up(x)).mean((2, 3)))
+        return scores
+
+
+class Tokens(nn.Module):
+    """An embedding, and linear layers of three dimensions, whose weights the graph has transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.relu = nn.Embedding(64, 32), nn.ReLU()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.second(self.relu(self.first(self.embedding(x[:, 0].abs().mul(9).long()))))
+        return scores
+
+
+def trained(name: str, kind: type[nn.Module] = Net, **changes: Any) -> nn.Module:
     torch.manual_seed(0)
-    net = Net()
+    net = kind()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, -1, 1)
             nn.init.uniform_(module.bias, -1, 1)
             with torch.no_grad():
                 module.weight[3] = 0
-    with torch.no_grad():  # the greatest value is negative: its integer is -128, which has no negative
-        net.body[3].weight[:, 0, 0, 0] = -1  # type: ignore[union-attr, operator]
+    if isinstance(net, Net):
+        with torch.no_grad():  # the greatest value is negative: its integer is -128, which has no negative
+            net.body[3].weight[:, 0, 0, 0] = -1  # type: ignore[union-attr, operator]
     quantizer = build_quantizer("q", settings_of(name, **changes))
     quantizer.prepare(net, SGD(net.parameters(), 0.1))
     with torch.no_grad():
@@ -69,6 +102,9 @@ TRAINING = "QuantAwareTrainRangeLinearQuantizer"
         (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3}, 4, 0.2),
         ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
         ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
+        # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
+        (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
+        ("DorefaQuantizer", EIGHT, 0, 0.01),
     ],
 )
 def test_integers_are_multiplied_and_results_stay(
@@ -85,6 +121,38 @@ def test_integers_are_multiplied_and_results_stay(
             # A value between two steps may fall on either: rarely, and then by one.
             found = Deployed(exported, net, as_written=as_written)(x)
             assert relative_difference(expected, found) < most
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes", "products"),
+    [
+        (Residual, TRAINING, EIGHT, (1, 4)),
+        (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
+        (Tokens, TRAINING, EIGHT, (1, 1)),
+        (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
+    ],
+)
+def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
+    kind: type[nn.Module], name: str, changes: dict[str, Any], products: tuple[int, int], tmp_path: Path
+) -> None:
+    net = trained(name, kind, **changes)
+    x = torch.randn(64, 3, 8, 8)
+    exported = export_model(net, (x[:4],), tmp_path / "net.onnx")
+    assert executed_products(exported.file) == products
+    with torch.no_grad():
+        assert relative_difference(net(x), Deployed(exported, net)(x)) < 1e-3
+    graph = onnx.load(exported.file).graph
+    used = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= used
+    weights = [parameter.numel() for parameter in net.parameters() if parameter.dim() > 1]
+    stored = [tensor for tensor in graph.initializer if len(tensor.raw_data) >= min(weights)]
+    assert sum(len(tensor.raw_data) for tensor in stored) == sum(weights)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "executed.onnx")
+    onnxruntime.InferenceSession(exported.file, options)
+    graph = onnx.load(tmp_path / "executed.onnx").graph
+    constants = {tensor.name for tensor in graph.initializer}
+    assert not [node for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in constants]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
