@@ -42,7 +42,7 @@ from analysis.metrics.confirmation import paired_interval
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN
 from trainables.quality import ACCURACY
-from tune_cac.tuning.outcomes import LEAST
+from tune_cac.tuning.outcomes import BETTER, LEAST
 from tune_cac.tuning.quality_model import (
     WORTHWHILE,
     WORTHWHILE_AREA,
@@ -203,7 +203,7 @@ class ReplayedSearch:
             if number is None:
                 left = [one for one in range(len(self.table.names)) if one not in self.lost]
                 means = self.model(left).mean_over_seeds
-                good = [one for one, mean in zip(left, means, strict=True) if mean <= self.allowed]
+                good = [one for one, mean in zip(left, means, strict=True) if mean <= self._limit(seeds)]
                 if not good or len(self.lost) > 25:
                     return None
                 self.train(max(good, key=lambda one: self.table.saved[one]))
@@ -218,6 +218,14 @@ class ReplayedSearch:
                         values = [self.quality(one, place, test=test) for test in (False, True)]
                         self.further[one, place] = float(np.mean(values))
 
+    def _limit(self, seeds: int) -> float:
+        """Return the mean over seeds up to which an outcome may be the answer, as `OutcomeQueue` does."""
+        refused = [one for one, known in self.over_seeds().items() if known.decides(self.allowed, seeds) == BEYOND]
+        if not refused:
+            return self.scale.mean_limit
+        least = float(self.model(refused).mean_over_seeds.min())
+        return min(self.scale.mean_limit, least - BETTER * self.scale.unit)
+
     def _leader(self, seeds: int) -> tuple[int | None, str]:
         """Return the outcome whose turn it is, and what is decided of it."""
         table, found = self.table, self.over_seeds()
@@ -228,7 +236,7 @@ class ReplayedSearch:
         def means() -> dict[int, float]:
             return dict(zip(self.lost, self.model([*self.lost]).mean_over_seeds, strict=True))
 
-        number = leading(saved, verdicts, found, lambda one: means()[one] <= self.scale.mean_limit)
+        number = leading(saved, verdicts, found, lambda one: means()[one] <= self._limit(seeds))
         return number, BEYOND if number is None else verdicts.get(number, OPEN)
 
     def over_seeds(self) -> dict[int, over_seeds.OverSeeds]:

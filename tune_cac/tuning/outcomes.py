@@ -220,7 +220,7 @@ MOST_MODELLED = 200
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
 #: Usual losses by which an outcome must be expected to lose less than what was refused.
-_BETTER = 0.1
+BETTER = 0.1
 #: Lower bound on the cost of a training, in full trainings: to begin one takes time even if nearly all steps are known.
 _LEAST_COST = 0.05
 
@@ -417,7 +417,7 @@ class OutcomeQueue:
         if not refused:
             return scale.mean_limit
         least = float(self._expected(refused, ended, scale).mean_over_seeds.min())
-        return min(scale.mean_limit, least - _BETTER * scale.unit)
+        return min(scale.mean_limit, least - BETTER * scale.unit)
 
     def _further_runs(self) -> list[tuple[int, BegunOutcome]]:
         """Return seed and outcome of the runs on further seeds, against the baseline of that seed.

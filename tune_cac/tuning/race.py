@@ -37,7 +37,7 @@ from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTri
 #: Distance of the further seeds from the study's, behind which those of a confirmation follow.
 FURTHER_SEEDS = 1000
 #: Settings that are trained on further seeds at most.
-MOST_SETTINGS = 8
+MOST_SETTINGS = 12
 #: Compute that a setting saves less, at least, than one that lost too much, a fraction: closer ones would only be
 #: further chances of the same.
 LESS = 0.01
