@@ -33,7 +33,7 @@ def test_the_root_is_read_as_a_recorded_run(tmp_path: Path) -> None:
     assert trace.dense.signal("variance:0")[0].tolist() == list(range(6))
     assert trace.dense.result(6) == ROW
     assert trace.costs_of("01").before(4) == (4 * 190, 4 * 90)
-    with pytest.raises(Exception, match=re.escape("of a script only stops of whole layers are known")):
+    with pytest.raises(Exception, match=re.escape("of a script only stops at layers of CAC_WATCH are known")):
         trace.costs_of("10")
 
 
