@@ -20,13 +20,13 @@ import tune_cac as cac  # tune_cac
 source, data, target = sys.argv[1:]
 epochs = int(os.environ.get("TUNE_CAC_EPOCHS", 3))  # tune_cac
 texts = pd.read_csv(data)
-classes = sorted(texts["label"].unique())
+classes = sorted(texts["label"].unique().tolist())
 tokenizer = AutoTokenizer.from_pretrained(source)
 inputs = tokenizer(texts["text"].tolist(), padding=True, truncation=True, max_length=128, return_tensors="pt")
 inputs["labels"] = torch.tensor([classes.index(label) for label in texts["label"]])
 
 torch.manual_seed(0)
-model = AutoModelForSequenceClassification.from_pretrained(source, id2label=dict(enumerate(classes)))
+model = AutoModelForSequenceClassification.from_pretrained(source, id2label=dict(enumerate(map(str, classes))))
 optimizer = cac.gradskip.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01, model=model)  # tune_cac
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(texts) // 32))
 for epoch in range(epochs):

@@ -27,7 +27,7 @@ parser.add_argument("--output", help="folder for the trained model")
 given = parser.parse_args()
 
 tables = {split: pd.read_csv(f"{given.data}/{split}.csv") for split in ("train", "validation", "test")}
-classes = sorted(tables["train"]["label"].unique())
+classes = sorted(tables["train"]["label"].unique().tolist())
 tokenizer = AutoTokenizer.from_pretrained(given.model)
 
 
@@ -37,7 +37,7 @@ def rows(table):
     return [{"input_ids": ids, "labels": label} for ids, label in zip(found["input_ids"], labels, strict=True)]
 
 
-model = AutoModelForSequenceClassification.from_pretrained(given.model, id2label=dict(enumerate(classes)))
+model = AutoModelForSequenceClassification.from_pretrained(given.model, id2label=dict(enumerate(map(str, classes))))
 if given.lora:
     from peft import LoraConfig, get_peft_model
 
