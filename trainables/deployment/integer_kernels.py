@@ -18,12 +18,17 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 #: Operators of onnxruntime that multiply integers, each with the place of the weight among its inputs.
 INTEGER_PRODUCTS = {"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1,
                     "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "MatMulNBits": 1}  # fmt: skip
+#: Operators whose results are some of their first input's values, across which rounding and rectifiers can be moved.
+ORDERLY = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 
 
 def fit_integer_kernels(model: ir.Model) -> None:
     """Fold batch norms into per-channel steps, move rectifiers behind QuantizeLinear, store biases as int32."""
     graph = model.graph
     for node in list(graph):
+        before = _producer(node.inputs[0], "DequantizeLinear") if node.op_type == "QuantizeLinear" else None
+        if before is not None and [*map(_array, before.inputs[1:])] != [*map(_array, node.inputs[1:])]:
+            _shield(graph, before.outputs[0], node)  # onnxruntime would make one range of the two
         if node.op_type == "Conv" or (
             node.op_type == "Gemm"
             and _setting(node, "transB") == _setting(node, "alpha") == _setting(node, "beta") == 1
@@ -64,23 +69,23 @@ def keep_floats(model: ir.Model, executed: Any) -> bool:
         _fold_when_loaded(model.graph, part)
     changed = bool(late_parts)
     for node, parts in behind.items():
-        if not parts and node.name in rounded and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
-            changed |= _shield(model.graph, node)
+        if parts or node.name not in rounded or node.op_type not in ("Conv", "ConvTranspose", "Gemm"):
+            continue
+        while (after := _only_user(node)) is not None and after.op_type in ("BatchNormalization", "Relu", "Clip"):
+            node = after
+        if after is not None and after.op_type != "Max":
+            _shield(model.graph, node.outputs[0], after)
+            changed = True
     RemoveUnusedNodesPass()(model)
     return changed
 
 
-def _shield(graph: ir.Graph, node: ir.Node) -> bool:
-    """Insert Max of one value before what rounds a layer's result, unless it is there."""
-    while (after := _only_user(node)) is not None and after.op_type in ("BatchNormalization", "Relu", "Clip"):
-        node = after
-    if after is None or after.op_type == "Max":
-        return False
-    same = ir.node("Max", [node.outputs[0]])
-    same.outputs[0].type, same.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-    graph.insert_after(node, same)
-    after.replace_input_with(list(after.inputs).index(node.outputs[0]), same.outputs[0])
-    return True
+def _shield(graph: ir.Graph, value: ir.Value, user: ir.Node) -> None:
+    """Insert an operator that onnxruntime neither removes nor looks through, and that returns its one input."""
+    same = ir.node("Max", [value])
+    same.outputs[0].type, same.outputs[0].shape = value.type, value.shape
+    graph.insert_before(user, same)
+    user.replace_input_with(list(user.inputs).index(value), same.outputs[0])
 
 
 def _constant_behind(value: ir.Value | None) -> ir.Node | None:
@@ -128,13 +133,16 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
 
     So that this is little, weights of few levels are spread over all of int8 first: w = (k (q - z)) (s / k).
     """
-    source = _producer(node.inputs[0], "DequantizeLinear")
+    value = node.inputs[0]
+    while value is not None and (before := value.producer()) is not None and before.op_type in ORDERLY:
+        value = before.inputs[0]
+    source = _producer(value, "DequantizeLinear")
     weight = _producer(node.inputs[1], "DequantizeLinear")
     bias = _array(node.inputs[2]) if len(node.inputs) > 2 else None
     input_scale = None if source is None else _array(source.inputs[1])
-    after = _only_user(node)
+    after = _reader(node)
     is_executed = node.op_type == "Gemm" or (after is not None and after.op_type == "QuantizeLinear")
-    if bias is None or input_scale is None or weight is None or not is_executed or _is_requantized(source):
+    if bias is None or input_scale is None or weight is None or not is_executed:
         return
     q, scale, zero = _integers(weight)
     apart = q - _along(zero, q)
@@ -148,19 +156,10 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
     _put(node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))
 
 
-def _is_requantized(source: ir.Node | None) -> bool:
-    """Return whether integers of one range are quantized again to another.
-
-    onnxruntime makes one range of both and forgets the step of an int32 bias: it has to make that itself.
-    """
-    quantize = None if source is None else _producer(source.inputs[0], "QuantizeLinear")
-    return quantize is not None and _producer(quantize.inputs[0], "DequantizeLinear") is not None
-
-
 def _rectify_integers(graph: ir.Graph, node: ir.Node) -> None:
     """Replace ReLU or Clip before QuantizeLinear by a Clip of the integers behind it: rounding keeps the order."""
-    rectifier = _only_user(node)
-    quantize = None if rectifier is None or rectifier.op_type not in ("Relu", "Clip") else _only_user(rectifier)
+    rectifier = _reader(node)
+    quantize = None if rectifier is None or rectifier.op_type not in ("Relu", "Clip") else _reader(rectifier)
     if rectifier is None or quantize is None or quantize.op_type != "QuantizeLinear":
         return
     scale, zero = (_array(value) for value in quantize.inputs[1:3])
@@ -172,7 +171,8 @@ def _rectify_integers(graph: ir.Graph, node: ir.Node) -> None:
         np.clip(np.round(end / scale + zero), limits.min, limits.max).astype(zero.dtype) if end is not None else limit
         for end, limit in zip((*ends, None, None)[:2], (limits.min, limits.max), strict=True)
     ]
-    _leave_out(graph, rectifier, node.outputs[0])
+    assert rectifier.inputs[0] is not None
+    _leave_out(graph, rectifier, rectifier.inputs[0])
     if tuple(bounds) == (limits.min, limits.max):
         return
     users = list(quantize.outputs[0].uses())
@@ -195,6 +195,13 @@ def _producer(value: ir.Value | None, kind: str) -> ir.Node | None:
 def _only_user(node: ir.Node) -> ir.Node | None:
     uses = list(node.outputs[0].uses())
     return uses[0].node if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+
+
+def _reader(node: ir.Node) -> ir.Node | None:
+    """Return what alone uses a node's result, as it is or behind operators that onnxruntime moves rounding across."""
+    while (user := _only_user(node)) is not None and user.op_type in ORDERLY:
+        node = user
+    return user
 
 
 def _setting(node: ir.Node, name: str, default: float | None = None) -> Any:

@@ -127,7 +127,7 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
 
     from analysis.formatting import value_text
     from trainables.compression.quantizers import is_quantized
-    from trainables.deployment.comparison import TOLERANCE, TOLERANCE_QUANTIZED, call_of, compare, latencies
+    from trainables.deployment.comparison import TOLERANCE, call_of, compare, latencies, tolerance
     from trainables.deployment.exporting import Deployed, export_model, quantized_after
     from trainables.deployment.fixed_model import cpu_copy
 
@@ -135,13 +135,13 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
     if (int8 or quantize) and is_quantized(run.model):
         raise UserError("--int8 and --quantize are for a model without a quantizer: leave them out")
     model, cpu = cpu_copy(run.model), torch.device("cpu")
-    tolerance = TOLERANCE_QUANTIZED if is_quantized(model) or quantize else TOLERANCE
     with torch.no_grad():
         metrics = workload.metrics_on(model, "validation", cpu, quality.name)
         call = call_of(model, partial(workload.evaluate, model, "validation", cpu))
         built = workload.make_model().eval()
         if quantize is not None:
             _quantize(run, model, quantize)
+        most = tolerance(model, workload, quality.name) if is_quantized(model) else TOLERANCE
         exported = export_model(model, call.args, output, kwargs=call.kwargs)
         # As the graph is written; what the kernels make of it comes after.
         same = compare(model, Deployed(exported, model, as_written=True), workload, quality.name)
@@ -158,7 +158,7 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
         simulated = latencies(model, deployed, call.repeated(BATCHES[-1])) if is_quantized(model) else None
     whole, of_file = (value_text(found[quality.name], quality) for found in (metrics, ran.metrics))
     print(f"\n{quality.name} on {same.samples} samples of validation: {whole}, of the file {of_file}")
-    print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {tolerance:g}), "
+    print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {most:.2g}), "
           f"as executed by {ran.difference:.1e}")  # fmt: skip
     if simulated is not None:
         print(f"the simulation in torch takes {1000 * simulated.first_s:.3g} ms for a batch of {BATCHES[-1]}, the file "
@@ -170,7 +170,7 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
         print(f"ranges of activations: {ranges}")
     for line in _about(exported, model):
         print(line)
-    if max(same.difference, 0 if int8 else ran.difference) <= tolerance:
+    if max(same.difference, 0 if int8 else ran.difference) <= most:
         return 0
     say(f"tune_cac: {output} does not compute what the model computes: do not use it")
     return 1

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from quantized_nets import settings_of
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
+from trainables.compression.quantizers import build_quantizer
+from trainables.compression.quantizers.quantized_modules import CalibratedRange
+from trainables.config import TrialConfig
 from trainables.deployment.call import Call
-from trainables.deployment.comparison import call_of, compare, latencies
+from trainables.deployment.comparison import TOLERANCE, call_of, compare, latencies, tolerance
+from trainables.deployment.exporting import Deployed, export_model
 from trainables.errors import UserError
+from trainables.training.run import TrainingRun
 
 
 class Shifted(nn.Module):
@@ -36,6 +43,39 @@ def test_the_difference_is_a_share_of_the_outputs_size() -> None:
     assert same.samples == sum(len(batch[0]) for batch in workload.evaluation_batches("validation") or ())
     assert same.metrics == workload.metrics_on(model, "validation", torch.device("cpu"), metric)
     assert math.isclose(compare(model, Shifted(model), workload, metric).difference, 0.1, rel_tol=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_file_may_round_otherwise_but_not_be_of_another_model(bits: int, tmp_path: Path) -> None:
+    with TrainingRun(TrialConfig(workload="digits", epochs=6, method="none")) as run:
+        while not run.finished:
+            run.train_epoch()
+        workload, metric, batches = run.workload, run.quality.name, list(run.workload.train_batches(0, 0))[:16]
+        trained = run.model
+
+    def quantized(factor: float) -> nn.Module:
+        model = copy.deepcopy(trained)
+        with torch.no_grad():
+            model.get_parameter("conv4.weight").mul_(factor)
+            settings = {"bits_parameters": bits, "bits_activations": bits, "bits_accum": 32, "clip_acts": "NONE"}
+            quantizer = build_quantizer("q", settings_of("PostTrainLinearQuantizer", clip_n_stds=None, **settings))
+            quantizer.prepare(model.eval(), None)
+            for module in model.modules():
+                module.train(isinstance(module, CalibratedRange))
+            for batch in batches:
+                workload.loss(model, batch)
+            quantizer.finish_epoch(model)
+        return model.eval()
+
+    model = quantized(1)
+    most, found = tolerance(model, workload, metric), []
+    for factor in (1, 1.2):
+        exported = export_model(quantized(factor), (batches[0][0],), tmp_path / "net.onnx")
+        found.append(compare(model, Deployed(exported, model), workload, metric).difference)
+    assert found[0] < most < found[1]
+    assert (found[0] > 0.05) == (bits == 4)  # beyond what a file of 8 bits may have
+    assert tolerance(trained.eval(), workload, metric) == TOLERANCE
 
 
 def test_a_call_is_caught_before_the_model_runs() -> None:
