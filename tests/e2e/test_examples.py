@@ -36,6 +36,13 @@ def example(name: str) -> str:
     return str(EXAMPLES / name)
 
 
+def with_numbers(folder: str) -> str:
+    """The same texts, of classes 0 and 1 as SST-2 has them."""
+    for file in Path(folder).glob("*.csv"):
+        file.write_text(file.read_text().replace(",neg", ",0").replace(",pos", ",1"))
+    return folder
+
+
 def documentation(name: str) -> str:
     return str(ast.get_docstring(ast.parse((EXAMPLES / name).read_text())))
 
@@ -191,11 +198,14 @@ def test_each_network_of_the_gan_stops_by_its_own_settings(tmp_path: Path) -> No
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("classes", [("neg", "pos"), ("0", "1")])
+def test_the_fine_tuned_model_is_saved_as_it_was_trained(classes: tuple[str, str], tmp_path: Path) -> None:
     """Under pasted settings: what they freeze took its one step, and what is loaded says what was trained."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     source, data = save_tiny_bert(tmp_path / "model"), write_sentences(tmp_path / "texts", train=64)
+    if classes == ("0", "1"):
+        with_numbers(data)
     settings = "CAC_WATCH=linear CAC_STOP_LAYER_NUM=20 CAC_STOP_LAYER_ITR=0 CAC_PREFIX_MODE=eval TUNE_CAC_EPOCHS=2"
     (tmp_path / "best.env").write_text(f"export {settings}\n")  # the embeddings and the first block
     program = example("fine_tune.py")
@@ -203,7 +213,7 @@ def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None
     *epochs, scores = run(tmp_path, "sh", "-c", command)
     assert len(epochs) == 2
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned").eval()
-    assert model.config.id2label == {0: "neg", 1: "pos"}
+    assert model.config.id2label == dict(enumerate(classes))
     first = AutoTokenizer.from_pretrained(tmp_path / "tuned")(sentences(64, 0)[0][0], return_tensors="pt")
     assert [float(score) for score in scores.split(": ")[1].split()] == model(**first).logits[0].tolist()
     pretrained = AutoModelForSequenceClassification.from_pretrained(source)
@@ -217,7 +227,7 @@ def test_the_fine_tuned_model_is_saved_as_it_was_trained(tmp_path: Path) -> None
 def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path) -> None:
     """LoRA on a narrow BERT: what the search trained was counted, evaluated on both splits, and stopped by name."""
     source = save_tiny_bert(tmp_path / "model")
-    data = write_sentences(tmp_path / "texts", train=64, validation=32, test=32)
+    data = with_numbers(write_sentences(tmp_path / "texts", train=64, validation=32, test=32))
     program = example("trainer.py")
     script = f"{sys.executable} {program} {source} {data} --lora 2 --epochs 2 --lr 0.01"
     assert "--space frozen_prefix --script 'python trainer.py MiniLM texts --lora 8'" in documentation("trainer.py")
