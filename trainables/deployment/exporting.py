@@ -122,11 +122,15 @@ def export_model(
         except UserError:
             raise
         except Exception as error:  # whatever the model's code raises under tracing
-            first = next(iter(str(error).strip().splitlines()), "")
-            looks = "data-dependent" in str(error)
+            hint = ": it must not depend on values, only on shapes and types" if "data-dependent" in str(error) else ""
+            cause: BaseException = error
+            if type(error).__module__.startswith("torch.onnx"):
+                hint = ": use operators that ONNX has, or a file of torch.export (.pt2)"
+                while cause.__cause__ is not None:  # the first says how to report it
+                    cause = cause.__cause__
+            first = next(iter(str(cause).strip().splitlines()), "")
             raise UserError(
-                f"torch cannot export the forward pass of {name} ({type(error).__name__}: {first})"
-                + (": it must not depend on values, only on shapes and types" if looks else "")
+                f"torch cannot export the forward pass of {name} ({type(cause).__name__}: {first}){hint}"
             ) from error
     return ExportedModel(
         file=file,

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from trainables.compression.quantizers.quantized_modules import (
     INPUT,
     OUTPUT,
+    CalibratedRange,
     Frozen,
+    FrozenBias,
+    FrozenWeight,
     Grid,
     LearnedClipActivation,
     LinearWeight,
@@ -30,6 +33,8 @@ from trainables.compression.quantizers.quantized_modules import (
 )
 
 _QDQ = torch.ops.quantized_decomposed
+#: Modules whose values lie on a grid that `even_grid` knows; those of a class of their own may do otherwise.
+KINDS = (LinearWeight, MovingRange, CalibratedRange, FrozenWeight, FrozenBias, LearnedClipActivation)
 
 
 def fixed_copy(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -54,7 +59,7 @@ def fixed_copy(model: nn.Module) -> tuple[nn.Module, list[str]]:
                 quantization = module._modules.get(which)
                 if isinstance(quantization, Quantization):
                     module._modules[which] = fixed = _fixed_activation(quantization)
-                    if isinstance(fixed, Rounded):
+                    if isinstance(fixed, Rounded | Quantization):
                         simulated.append(f"{prefix}{words}")
     return found, simulated
 
@@ -64,6 +69,14 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}
     return copy.deepcopy(model, memo).cpu().eval()
+
+
+def _is_own(quantization: Quantization) -> bool:
+    """Return whether a quantization is of the user's code, whose values may lie anywhere."""
+    formulas = (unit_activation, wrpn_weight, dorefa_weight)
+    return type(quantization) not in KINDS and (
+        type(quantization) is not Quantization or quantization.quantize not in formulas
+    )
 
 
 def even_grid(quantization: Quantization, w: Tensor | None = None) -> Grid | None:
@@ -90,7 +103,6 @@ def even_grid(quantization: Quantization, w: Tensor | None = None) -> Grid | Non
     if quantization.quantize is wrpn_weight:
         steps = 2 ** (quantization.bits - 1) - 1
         return _from_zero(one * steps, -steps, steps)
-    assert quantization.quantize is dorefa_weight
     assert w is not None
     if quantization.bits == 1:
         mean = wide(w).abs().sum() / torch.count_nonzero(w).clamp(min=1)
@@ -150,6 +162,8 @@ class Rounded(nn.Module):
 
 
 def _fixed_activation(quantization: Quantization) -> nn.Module:
+    if _is_own(quantization) or quantization.quantize is dorefa_weight:
+        return quantization
     grid = even_grid(quantization)
     if grid is None:
         return nn.Identity()
@@ -168,9 +182,10 @@ def _fix_parameter(module: nn.Module, what: str, behind: Any) -> bool:
     given: Tensor = behind.original
     for before in list(behind)[:-1]:
         given = before(given)
-    grid = even_grid(quantization, given.detach())
+    is_own = _is_own(quantization)
+    grid = None if is_own else even_grid(quantization, given.detach())
     stored, how = value, nn.Identity()
-    few = grid is None or what == "bias" or grid.q_max - grid.q_min <= 255
+    few = what == "bias" or (not is_own if grid is None else grid.q_max - grid.q_min <= 255)
     if grid is not None and what != "bias" and few:
         shift = 128 if grid.q_max > 127 else 0
         stored = (wide(value) * grid.scale + grid.zero - shift).round_().to(torch.int8)

@@ -95,6 +95,19 @@ def test_a_forward_pass_that_looks_at_values_is_refused(tmp_path: Path) -> None:
         export_model(Looks(), (torch.ones(2, 3),), tmp_path / "net.pt2")
 
 
+@pytest.mark.slow
+def test_what_onnx_has_not_is_named(tmp_path: Path) -> None:
+    class Bessel(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = torch.special.bessel_j0(x)
+            return y
+
+    with pytest.raises(
+        UserError, match=r"Bessel \(DispatchError: .*bessel_j0.*: use operators that ONNX has, or a file"
+    ):
+        export_model(Bessel(), (torch.ones(2, 3),), tmp_path / "net.onnx")
+
+
 class Weighs(nn.Module):
     """Arguments of every kind."""
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from quantized_nets import NAMES, make_model, settings_of
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
-from trainables.compression.quantizers import build_quantizer
+from trainables.compression.quantizers import Quantizer, build_quantizer
+from trainables.compression.quantizers.quantized_modules import LinearWeight, Quantization, straight_through
 from trainables.deployment.fixed_model import fixed_copy
 
 X = torch.randn(16, 1, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -69,3 +70,34 @@ def test_ranges_that_no_batch_has_set_change_nothing() -> None:
     fixed, simulated = fixed_copy(model)
     assert torch.equal(fixed(X), make_model().eval()(X))
     assert simulated == []
+
+
+class Own(Quantizer):
+    """A user's quantizer: weights are powers of two, outputs rounded down, biases half of what is usual."""
+
+    def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        return Quantization(
+            bits, lambda w, bits: straight_through(w, lambda w: w.sign() * w.abs().log2().round().exp2())
+        )
+
+    def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        return Halved(bits, "SYMMETRIC", None)
+
+    def activation_quantization(self, bits: int, options: Any) -> Quantization:
+        return Quantization(bits, lambda x, bits: straight_through(x, lambda x: (x * bits).floor() / bits))
+
+
+class Halved(LinearWeight):
+    def forward(self, w: Tensor) -> Tensor:
+        return super().forward(w) / 2
+
+
+def test_quantizations_of_ones_own_are_evaluated() -> None:
+    model = make_model()
+    Own("own", settings_of("DorefaQuantizer")).prepare(model, None)
+    fixed, simulated = fixed_copy(model.eval())
+    assert torch.equal(fixed(X), model(X))
+    assert simulated == ["conv.weight", "relu.output", "up.weight", "last.output", "fc.weight"]
+    assert all(tensor.is_floating_point() for tensor in fixed.state_dict().values() if tensor.dim())
+    program = torch.export.export(fixed, (X,)).module()
+    torch.testing.assert_close(program(X), model(X))
