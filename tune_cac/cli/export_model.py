@@ -152,12 +152,14 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
             )
         deployed = Deployed(exported, model, threads=threads)
         ran = compare(model, deployed, workload, quality.name)
-        with TemporaryDirectory() as folder:
-            as_built = export_model(built, call.args, Path(folder, output.name), kwargs=call.kwargs)
-            print_table(_table(as_built, exported, Deployed(as_built, built, threads=threads), deployed, call))
+        for title, other in {"as built": built, **_teachers(run, built)}.items():
+            with TemporaryDirectory() as folder:
+                whole = export_model(other, call.args, Path(folder, output.name), kwargs=call.kwargs)
+                print_table(_table(title, whole, exported, Deployed(whole, other, threads=threads), deployed, call))
+            print()
         simulated = latencies(model, deployed, call.repeated(BATCHES[-1])) if is_quantized(model) else None
-    whole, of_file = (value_text(found[quality.name], quality) for found in (metrics, ran.metrics))
-    print(f"\n{quality.name} on {same.samples} samples of validation: {whole}, of the file {of_file}")
+    of_model, of_file = (value_text(found[quality.name], quality) for found in (metrics, ran.metrics))
+    print(f"{quality.name} on {same.samples} samples of validation: {of_model}, of the file {of_file}")
     print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {most:.2g}), "
           f"as executed by {ran.difference:.1e}")  # fmt: skip
     if simulated is not None:
@@ -198,20 +200,36 @@ def _quantize(run: TrainingRun, model: nn.Module, file: str) -> None:
     model.eval()
 
 
+def _teachers(run: TrainingRun, built: nn.Module) -> dict[str, nn.Module]:
+    """Return the models, with any weights, that the run's model has learned from, unless they are built like it."""
+    from trainables.compression.distillation import SAME, build_teacher
+    from trainables.compression.schedule.configs import KnowledgeDistillationConfig
+    from trainables.compression.trial.from_config import schedule_of
+
+    found = {}
+    for given in schedule_of(run.config).get("distillers", {}).values():
+        if (name := given.get("teacher") or SAME) != SAME:
+            settings = KnowledgeDistillationConfig(teacher=name, pretrained=given.get("pretrained", False))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it has random weights
+                found[f"teacher {name}"] = build_teacher(settings, built).eval()
+    return found
+
+
 def _table(
-    as_built: ExportedModel, exported: ExportedModel, before: nn.Module, after: nn.Module, call: Call
+    title: str, whole: ExportedModel, exported: ExportedModel, before: nn.Module, after: nn.Module, call: Call
 ) -> list[list[str]]:
-    """Return what the file costs beside the model as it was built, in the same format."""
+    """Return what the file costs beside another model in the same format, such as the model as it was built."""
     from trainables.deployment.comparison import latencies
 
     def line(name: str, first: int, second: int) -> list[str]:
         return [name, f"{first:,}", f"{second:,}", f"{second / first:.2f}" if first else "-"]
 
     rows = [
-        ["", "as built", exported.file.name, "ratio"],
-        line("bytes", as_built.bytes, exported.bytes),
-        line("bytes, zipped", as_built.zipped_bytes, exported.zipped_bytes),
-        line("multiply-adds a sample", as_built.macs, exported.macs),
+        ["", title, exported.file.name, "ratio"],
+        line("bytes", whole.bytes, exported.bytes),
+        line("bytes, zipped", whole.zipped_bytes, exported.zipped_bytes),
+        line("multiply-adds a sample", whole.macs, exported.macs),
     ]
     for size in BATCHES:
         found = latencies(before, after, call.repeated(size))
@@ -225,6 +243,7 @@ def _about(exported: ExportedModel, model: nn.Module) -> list[str]:
     """Return what of a model's compression saves time, and what does not."""
     from analysis.formatting import percent
     from trainables.compression.measures import zero_share
+    from trainables.compression.quantizers import is_quantized
     from trainables.deployment.exporting import executed_products
 
     lines = []
@@ -232,6 +251,8 @@ def _about(exported: ExportedModel, model: nn.Module) -> list[str]:
         integers, floats = executed_products(exported.file)
         if integers:
             lines.append(f"onnxruntime multiplies integers in {integers} of {integers + floats} layers")
+        elif is_quantized(model):
+            lines.append(f"simulated only: onnxruntime multiplies floats in all {floats} layers")
     elif exported.has_integers:
         lines.append("simulated only: int8 weights are multiplied as floats here; --to onnx executes them")
     if exported.simulated:

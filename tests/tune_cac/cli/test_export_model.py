@@ -44,11 +44,13 @@ policies:
     starting_epoch: 0
     ending_epoch: 2
 """
+WEIGHTS_ALONE = TO_8_BITS.replace("QuantAwareTrainRangeLinearQuantizer, bits_weights: 8, bits_activations: 8, "
+                                  "quantize_inputs: true", "DorefaQuantizer, bits_weights: 4")  # fmt: skip
 
 
-def table(out: str) -> dict[str, list[str]]:
-    """Rows of the printed table by name: as built, of the file, ratio."""
-    lines = out.split("\n\n")[0].splitlines()[1:]
+def table(out: str, number: int = 0) -> dict[str, list[str]]:
+    """Rows of a printed table by name: as built, of the file, ratio."""
+    lines = out.split("\n\n")[number].splitlines()[1:]
     return {(parts := re.split(r" {2,}", line))[0]: parts[1:] for line in lines}
 
 
@@ -62,6 +64,7 @@ def table(out: str) -> dict[str, list[str]]:
             [],
             r"in torch takes \S+ ms for a batch of 32, the file \S+ of that\nonnxruntime .* [67] of 7 layers",
         ),
+        (WEIGHTS_ALONE, [], r"tolerance 0\.001\)(.|\n)*simulated only: onnxruntime multiplies floats in all 7 layers"),
         (TO_8_BITS, ["--to", "torch"], r"simulated only: int8 weights are multiplied as floats here"),
     ],
 )
@@ -127,6 +130,13 @@ def test_a_post_training_file_quantizes_a_trained_model(
     assert main(["export-model", "student.pt", "--to", "torch"]) == 0
     program = torch.export.load("model.pt2")
     assert sum(tensor.numel() for tensor in program.state_dict.values()) < 20_000
+    capsys.readouterr()
+    assert main(["trial", "--epochs", "1", "--kd-teacher", "resnet20_cifar", "--save", "student.pt"]) == 0
+    assert main(["export-model", "student.pt", "--to", "torch"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\n +teacher resnet20_cifar +model.pt2 +ratio\n", out)
+    numbers = [int(table(out, number)["bytes"][0].replace(",", "")) for number in (-2, -3)]
+    assert numbers[0] > 1_000_000 > numbers[1]  # 4 bytes for each of 270,000 parameters
     Path("no.yaml").write_text(THINNED)
     assert main(["export-model", "trained.pt", "--quantize", "no.yaml"]) == 2
     assert "must have a PostTrainLinearQuantizer and nothing else" in capsys.readouterr().err
