@@ -13,7 +13,7 @@ import trainables
 
 #: Folders and packages whose lines are not the user's: ours, and libraries that call the optimizer for users.
 _NOT_THE_USERS = tuple(f"{Path(path).resolve()}{os.sep}" for path in trainables.__path__)
-_LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning")
+_LIBRARIES = ("torch", "accelerate", "transformers", "trl", "lightning", "pytorch_lightning", "tune_cac")
 
 
 def users_level() -> int:
@@ -43,6 +43,8 @@ MESSAGES = {
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
     "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
     "reason to worry.)",
+    "inputs": "the backward pass runs on through stopped layers to the model's inputs, whose gradient reentrant "
+    "activation checkpointing needs: give gradient_checkpointing_kwargs={{'use_reentrant': False}}",
     "woken": "requires_grad of {name}, which has stopped, was switched on again: {then}",
     "still": "{name} does not move (no gradient, or a learning rate of 0), and the rule waits for it: switch its "
     "requires_grad off until it is to train",

@@ -407,6 +407,8 @@ class SkippingStep:
         if before != [p.requires_grad for p in self.parameters]:
             for listener in self.on_stop:
                 listener()
+        if self.stops.reach_inputs:
+            self.advice.say("inputs")
 
     def _forget_step(self) -> None:
         self._put_groups_back()

@@ -109,6 +109,11 @@ class Stops:
     def user_holds(self) -> bool:
         return Reason.USER in self._reasons
 
+    @property
+    def reach_inputs(self) -> bool:
+        """Return whether the backward pass runs on through stopped layers for reentrant activation checkpointing."""
+        return self._prefix.reaches_inputs
+
     def user_trains(self, number: int) -> bool:
         return self._reasons[number] != Reason.USER  # which never comes with another
 
@@ -309,6 +314,24 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     return tree_map_only(Tensor, Tensor.detach, output)
 
 
+#: Hooks by which transformers and PEFT make what enters the first block need a gradient, so that reentrant activation
+#: checkpointing computes those of weights behind it; nobody reads it.
+_ASK_FOR_GRADIENTS = ("make_inputs_require_grads", "make_inputs_require_grad")
+
+
+def let_go_of_leaf(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Detach a module's output (forward hook) if it needs a gradient only because somebody has asked for it."""
+    asked = isinstance(output, Tensor) and output.requires_grad and output.is_leaf
+    return output.detach() if asked and not isinstance(output, nn.Parameter) else None
+
+
+def _checkpoints_reentrantly(model: nn.Module) -> bool:
+    """Return whether a model of transformers computes activations again by the form that needs such a gradient."""
+    functions = [getattr(m, "_gradient_checkpointing_func", None) for m in model.modules()
+                 if getattr(m, "gradient_checkpointing", False)]  # fmt: skip
+    return any(getattr(one, "keywords", {}).get("use_reentrant") is not False for one in functions)
+
+
 class HeldNorm:
     """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since.
 
@@ -346,6 +369,10 @@ class _Member:
     optimizer lacks one of them."""
     around: int
     """The same, with 0 for None; of a module without any, that of the nearest one above with some, but the model."""
+    given: int
+    """Mask of the parameters below it that the optimizer has."""
+    others: tuple[Tensor, ...]
+    """Those that it lacks, such as the weights that adapters are on."""
 
 
 class FrozenPrefix:
@@ -361,7 +388,12 @@ class FrozenPrefix:
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
+    - Whatever the settings, a gradient of inputs that is asked for on behalf of activation checkpointing alone is not
+      computed once anything has stopped: the backward pass would run on to them.
     """
+
+    #: Whether the backward pass runs on to inputs because reentrant activation checkpointing needs that.
+    reaches_inputs = False
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
         self._evaluate = settings.prefix_mode == "eval"
@@ -371,6 +403,8 @@ class FrozenPrefix:
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
         self._evaluated: dict[nn.Module, tuple[RemovableHandle, EvalMode]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
+        self._let_go: list[RemovableHandle] = []
+        self._model = model
         self._members: list[_Member] = []
         #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
@@ -388,7 +422,7 @@ class FrozenPrefix:
     def _may_treat(self, member: _Member) -> bool:
         if has_running_statistics(member.module):
             return self._hold_all or member.own is not None
-        return bool(member.around if self._evaluate else member.own)
+        return bool((self._evaluate and member.around) or (self._detach and member.given))
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
@@ -408,6 +442,7 @@ class FrozenPrefix:
     ) -> None:
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
+        self._let_go_of_inputs(bool(stops))
         for member in self._members:  # a module before those in it, whose modes come back to its own
             own, around = member.own, member.around
             before = 0 if trace is None else trace.before.get(member.name, 0)
@@ -419,7 +454,22 @@ class FrozenPrefix:
             elif self._evaluate:
                 self._set_mode(member, stands and member.name != "")
             if self._detach:
-                self._detach_output(member.module, cut and bool(own) and stands)
+                given = member.given
+                known = trace is not None or not given & self._shared
+                still = bool(given & stops) and not (given | before) & moving
+                trains = any(parameter.requires_grad for parameter in member.others)
+                self._detach_output(member.module, cut and known and still and not trains)
+
+    def _let_go_of_inputs(self, wanted: bool) -> None:
+        for handle in self._let_go:
+            handle.remove()
+        self._let_go, self.reaches_inputs = [], False
+        if wanted and self._model is not None:
+            hooks = ((module, call) for module in self._model.modules() for call in module._forward_hooks.values())
+            asked = dict.fromkeys(m for m, call in hooks if getattr(call, "__name__", "") in _ASK_FOR_GRADIENTS)
+            self.reaches_inputs = bool(asked) and _checkpoints_reentrantly(self._model)
+            if not self.reaches_inputs:
+                self._let_go = [hook(module, PrefixHook(let_go_of_leaf, self), after=True) for module in asked]
 
     def _trains(self, above: Sequence[nn.Module]) -> bool:
         """Return the mode that the user has set, by the nearest of these modules that is not treated."""
@@ -459,11 +509,13 @@ def _members(model: nn.Module, number_of: Mapping[int, int]) -> Iterator[_Member
     masks: dict[str, int | None] = {}
     for name, module in modules.items():
         parameters = list(module.parameters())
-        known = all(id(p) in number_of for p in parameters)
-        masks[name] = mask_of(number_of[id(p)] for p in parameters) if known else None
+        others = tuple(p for p in parameters if id(p) not in number_of)
+        given = mask_of(number_of[id(p)] for p in parameters if id(p) in number_of)
+        masks[name] = None if others else given
         parts = name.split(".")
         above = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
         around = next((masks[one] for one in (name, *above[:-1]) if masks[one] != 0), 0)
         yield _Member(
-            name=name, module=module, above=tuple(modules[one] for one in above), own=masks[name], around=around or 0
-        )
+            name=name, module=module, above=tuple(modules[one] for one in above), own=masks[name], around=around or 0,
+            given=given, others=others,
+        )  # fmt: skip

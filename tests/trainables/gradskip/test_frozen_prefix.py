@@ -298,3 +298,25 @@ class TestAutogradOfThePrefix:
         assert all(p.requires_grad for p in model.parameters())
         nn.functional.cross_entropy(model(next(conv_batches(1))[0]), torch.zeros(6, dtype=torch.int64)).backward()
         assert all(p.grad is not None for p in model.parameters())
+
+    def test_weights_that_the_optimizer_lacks_let_no_gradient_through_either(self) -> None:
+        """Adapters beside frozen weights, and inputs that need a gradient, as in adversarial training."""
+
+        class Adapted(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.base, self.adapter = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.base(x) + self.adapter(x)
+
+        model, x = nn.Sequential(*(Adapted() for _ in range(3))), torch.randn(6, 4, requires_grad=True)
+        adapters = [weight for weight in model.parameters() if weight.requires_grad]
+        settings = Settings(watch=("linear",), stop_layer_num=(1,), stop_layer_itr=(0,), prefix_autograd=False)
+        optimizer = SGD(adapters, lr=0.1, model=model, settings=settings)
+        for stopped in (False, True):
+            optimizer.zero_grad()
+            x.grad = None
+            model(x).square().sum().backward()
+            assert [tensor.grad is None for tensor in (x, *adapters)] == [stopped] * 3 + [False] * 4
+            optimizer.step()

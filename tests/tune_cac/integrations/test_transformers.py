@@ -49,9 +49,23 @@ def model_of(name: str) -> Any:
     )
 
 
+class Counted(Trainer):  # type: ignore[misc]
+    """Torch's own counter looks at every training step."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.flops: list[int] = []
+
+    def training_step(self, *arguments: Any, **options: Any) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            loss = super().training_step(*arguments, **options)
+        self.flops.append(counter.get_total_flops())
+        return loss
+
+
 def trainer_of(name: str, folder: Path, *callbacks: Any, model: Any = None, **options: Any) -> Any:
     given = {"num_train_epochs": 2, "logging_steps": 2, "eval_strategy": "epoch", "save_steps": 4, **options}
-    return Trainer(
+    return Counted(
         model_of(name) if model is None else model,
         TrainingArguments(
             str(folder), per_device_train_batch_size=8, learning_rate=1e-2, report_to=[], use_cpu=True,
@@ -208,29 +222,73 @@ def lora(bert: str) -> tuple[Any, list[dict[str, Any]]]:
     return peft.get_peft_model(model_of(bert), config), rows(bert, 8, 3)
 
 
+def first_block(model: Any) -> Settings:
+    """Stop the adapters of the first of two blocks after the sixth step; the trainer's optimizer has these alone."""
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    last = max(n for n, name in enumerate(trained) if "layer.0." in name)
+    return Settings(watch=("linear",), whole_units=True, stop_layer_num=(last,), stop_layer_itr=(5,))
+
+
+def flops_of_step(model: Any, batch: list[dict[str, Any]]) -> int:
+    inputs = {key: torch.tensor([row[key] for row in batch]) for key in batch[0]}
+    with FlopCounterMode(display=False) as counter:
+        model.train()(**inputs).loss.backward()
+    return counter.get_total_flops()
+
+
 def test_the_backward_pass_ends_where_adapters_stop(bert: str, tmp_path: Path) -> None:
     """Adapters of PEFT on a frozen model: torch's own counter sees what a step costs before and after the stop."""
     model, batch = lora(bert)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    last = max(n for n, name in enumerate(trained) if "layer.0." in name)  # the trainer's optimizer has these alone
-    callback = GradientSkipCallback(
-        Settings(watch=("linear",), whole_units=True, stop_layer_num=(last,), stop_layer_itr=(5,))
-    )
-    inputs = {key: torch.tensor([row[key] for row in batch]) for key in batch[0]}
-
-    def step() -> int:
-        with FlopCounterMode(display=False) as counter:
-            model(**inputs).loss.backward()
-        return counter.get_total_flops()
-
-    before = step()
-    trainer_of(bert, tmp_path, callback, model=model).train()
-    after = step()
+    before = flops_of_step(model, batch)
+    trainer = trainer_of(bert, tmp_path, callback := GradientSkipCallback(first_block(model)), model=model)
+    trainer.train()
+    by_hand, _ = lora(bert)
+    for name, weight in by_hand.named_parameters():
+        weight.requires_grad_(name in trained and "layer.0." not in name)
+    after = flops_of_step(by_hand, batch)
+    assert trainer.flops == [before] * 6 + [after] * 10
     stretches = [one for one in callback.gradskip.step_record.stretches if one.steps]
     assert [one.forward_flops[-1] + one.backward_flops[-1] for one in stretches] == [before, after]
     assert after < 0.8 * before
-    on = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    assert on == [name for name in trained if "layer.0." not in name]
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str, tmp_path: Path) -> None:
+    """The trainer makes the embeddings' output need a gradient then, which nothing but the stopped prefix wanted."""
+
+    def made() -> Any:
+        return lora(bert)[0] if adapters else model_of(bert)
+
+    model = made()
+    settings = first_block(model) if adapters else STOP
+    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=model, gradient_checkpointing=True)
+    trainer.train()
+    by_hand = made()
+    getattr(by_hand, "activation_checkpointing_enable", by_hand.gradient_checkpointing_enable)()
+    by_hand.disable_input_require_grads()
+    for name, weight in by_hand.named_parameters():
+        weight.requires_grad_(weight.requires_grad and "layer.0." not in name and "embeddings" not in name)
+    assert trainer.flops[6:] == [flops_of_step(by_hand, rows(bert, 8, 3))] * 10
+    plain = trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=made())
+    plain.train()
+    wanted = plain.model.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_reentrant_checkpointing_goes_on_through_the_stop_and_says_so(bert: str, tmp_path: Path) -> None:
+    model, _ = lora(bert)
+    settings = first_block(model)
+    kind = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=model, **kind)
+    with pytest.warns(
+        UserWarning, match=r"whose gradient reentrant activation checkpointing needs: .*\{'use_reentrant': False\}"
+    ):
+        trainer.train()
+    plain = trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=lora(bert)[0])
+    plain.train()
+    wanted = plain.model.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in trainer.model.state_dict().items())
 
 
 TWO = """
