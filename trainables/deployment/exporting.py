@@ -212,7 +212,7 @@ def _macs(model: nn.Module, call: Call) -> int:
 
 
 def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
-    from trainables.deployment.integer_kernels import fit_integer_kernels, keep_floats
+    from trainables.deployment.integer_kernels import fit_integer_kernels
 
     made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None
@@ -220,13 +220,20 @@ def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
     for node in made.model.graph:  # lines of the model's source, more bytes than a small model's weights
         node.metadata_props.clear()
     _beside(file).unlink(missing_ok=True)  # of an earlier, larger model
-    made.save(file, external_data=None)
-    # Extended: before layouts, which give layers other names.
-    while any(node.op_type == "DequantizeLinear" for node in made.model.graph) and keep_floats(
-        made.model, _executed(file, "ORT_ENABLE_EXTENDED")
-    ):
-        made.save(file, external_data=None)
+    _save_as_executed(made.model, file, lambda: made.save(file, external_data=None))
     return tuple(str(value.name) for value in made.model.graph.inputs)
+
+
+def _save_as_executed(model: Any, file: Path, save: Callable[[], None]) -> None:
+    """Write a graph to a file, changed until onnxruntime executes what it says without detours."""
+    from trainables.deployment.integer_kernels import keep_floats
+
+    save()
+    # Extended: before layouts, which give layers other names.
+    while any(node.op_type == "DequantizeLinear" for node in model.graph) and keep_floats(
+        model, _executed(file, "ORT_ENABLE_EXTENDED")
+    ):
+        save()
 
 
 @contextmanager
@@ -306,6 +313,7 @@ def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any]
         Whether the ranges are fixed.
     """
     import onnx
+    import onnx_ir as ir
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -339,6 +347,8 @@ def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any]
                 prepared, file, Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
             )  # fmt: skip
+        quantized = ir.load(file)
+        _save_as_executed(quantized, exported.file, lambda: ir.save(quantized, file))
     return not attends
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from trainables.compression.quantizers import build_quantizer
-from trainables.deployment.exporting import Deployed, executed_products, export_model
+from trainables.deployment.exporting import Deployed, executed_products, export_model, quantized_after
 
 pytestmark = pytest.mark.slow  # onnxscript takes seconds to load
 
@@ -101,6 +101,16 @@ def trained(name: str, kind: type[nn.Module] = Net, **changes: Any) -> nn.Module
     return net.eval()
 
 
+def dequantized_at_every_call(file: Path) -> list[str]:
+    """Constants that onnxruntime has as integers and multiplies as floats."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(file.with_name("executed.onnx"))
+    onnxruntime.InferenceSession(file, options)
+    graph = onnx.load(options.optimized_model_filepath).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return [node.name for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in constants]
+
+
 EIGHT = {"bits_weights": 8, "bits_bias": None, "bits_activations": 8}
 TRAINING = "QuantAwareTrainRangeLinearQuantizer"
 
@@ -162,12 +172,17 @@ def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
     weights = [parameter.numel() for parameter in net.parameters() if parameter.dim() > 1]
     stored = [tensor for tensor in graph.initializer if len(tensor.raw_data) >= min(weights)]
     assert sum(len(tensor.raw_data) for tensor in stored) == sum(weights)
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "executed.onnx")
-    onnxruntime.InferenceSession(exported.file, options)
-    graph = onnx.load(tmp_path / "executed.onnx").graph
-    constants = {tensor.name for tensor in graph.initializer}
-    assert not [node for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in constants]
+    assert not dequantized_at_every_call(exported.file)
+
+
+def test_transposed_convolutions_are_as_fast_where_onnxruntime_has_quantized_all(tmp_path: Path) -> None:
+    net, x = Residual().eval(), torch.randn(64, 3, 8, 8)
+    exported = export_model(net, (x[:4],), tmp_path / "net.onnx")
+    assert quantized_after(exported, [((part,), {}) for part in x.split(16)])
+    assert executed_products(exported.file) == (4, 1)
+    assert not dequantized_at_every_call(exported.file)
+    with torch.no_grad():
+        assert relative_difference(net(x), Deployed(exported, net)(x)) < 0.05
 
 
 def test_rounding_is_found_behind_pooling_and_other_shapes(tmp_path: Path) -> None:
