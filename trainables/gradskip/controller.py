@@ -141,6 +141,7 @@ class GradientSkip(SkippingStep):
             first training forward pass, which `torch.compile` hides: layers of a compiled model then stop in the
             order of registration.
         total_steps: length of the run in optimizer steps, used only to warn of settings that can never fire in it.
+        named_in: a module around the model, in whose names events and records are; None for the model's own.
 
     Raises:
         UserError: invalid settings, a layer number past the last parameter, a model of other parameters, an optimizer
@@ -156,11 +157,12 @@ class GradientSkip(SkippingStep):
         model: nn.Module | None = None,
         example_inputs: Any = None,
         total_steps: int | None = None,
+        named_in: nn.Module | None = None,
     ) -> None:
         check_attachable(optimizer)
         settings = Settings.from_environment() if settings is None else settings
         check_model(settings, model, optimizer)
-        super().__init__(optimizer, settings, model, example_inputs)
+        super().__init__(optimizer, settings, model, example_inputs, named_in)
         self._pending: dict[str, Any] | None = None
         self._cache: ForwardCache | None = None
         self._advise_at_begin(total_steps)
@@ -271,9 +273,9 @@ class GradientSkip(SkippingStep):
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
         for name, asked in rule_identity(self.settings).items():
-            if state["rule"][name] != asked:
+            if (saved := state["rule"].get(name, asked)) != asked:  # an older version did not save all of them
                 raise UserError(
-                    f"the state to load is of {name}={state['rule'][name]} and the settings ask for {asked}: train on "
+                    f"the state to load is of {name}={saved} and the settings ask for {asked}: train on "
                     "with those, or take the entry 'gradskip' out of it, and the rule begins anew"
                 )
 
@@ -317,8 +319,12 @@ class GradientSkip(SkippingStep):
 
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
-    """Return the settings that a rule's own state depends on, in plain types; with equal ones it can continue."""
-    values = {name: getattr(settings, name) for name in ("watch", "whole_units", "stop_layer_num", "stop_layer_itr")}
+    """Return the settings that a rule's own state, or the learning rates, depend on, in plain types.
+
+    With equal ones a training can continue.
+    """
+    names = ("watch", "whole_units", "stop_layer_num", "stop_layer_itr", "lr_factor")
+    values = {name: getattr(settings, name) for name in names}
     return {"mode": settings.mode, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 

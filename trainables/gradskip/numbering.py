@@ -20,12 +20,18 @@ _PARAMS = itemgetter("params")
 
 
 class Numbering:
-    """Numbers of an optimizer's parameters; the settings define which of them are layers."""
+    """Numbers of an optimizer's parameters, and their names in a module; the settings define which are layers."""
 
-    def __init__(self, groups: list[dict[str, Any]], model: nn.Module | None, settings: Settings) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], model: nn.Module | None, settings: Settings,
+        named_in: nn.Module | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.settings = settings
         self.parameters, self.names = numbered(groups, model)
+        if named_in is not None and self.names is not None:
+            known = {id(parameter): name for name, parameter in named_in.named_parameters()}
+            self.names = [known.get(id(p), name) for p, name in zip(self.parameters, self.names, strict=True)]
         self._given: list[Tensor] = _flat(groups)
         settings.check_layers(len(self.parameters))
         self.order: tuple[int, ...] = tuple(range(len(self.parameters)))  # position to number, as parameters stop

@@ -108,6 +108,7 @@ def wrap(
     example_inputs: Any = None,
     total_steps: int | None = None,
     schedulers: Iterable[Any] = (),
+    named_in: nn.Module | None = None,
 ) -> AnyOptimizer:
     """Attach Gradient-Skip to an optimizer in place, and return the same object, with the attribute ``gradskip``.
 
@@ -121,6 +122,7 @@ def wrap(
         example_inputs: see `GradientSkip`.
         total_steps: see `GradientSkip`.
         schedulers: learning-rate schedulers that the optimizer has already, which ``CAC_LR_FACTOR`` scales, too.
+        named_in: see `GradientSkip`.
 
     Raises:
         UserError: see `GradientSkip`, and for ``CAC_LR_FACTOR`` where there is a scheduler that is not given.
@@ -135,7 +137,9 @@ def wrap(
     settings = Settings.from_environment() if settings is None else settings
     schedulers = list(schedulers)
     scale_learning_rates(optimizer, settings.lr_factor, schedulers=schedulers, check=True)
-    gradskip = GradientSkip(optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps)
+    gradskip = GradientSkip(
+        optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps, named_in=named_in
+    )
     scale_learning_rates(optimizer, settings.lr_factor, schedulers=schedulers)
     if settings.lr_factor != 1:
         _check_first_step(gradskip)

@@ -118,8 +118,9 @@ class SkippingStep:
     signal: Signal
 
     def __init__(
-        self, optimizer: Optimizer, settings: Settings, given_model: nn.Module | None, example_inputs: Any
-    ) -> None:
+        self, optimizer: Optimizer, settings: Settings, given_model: nn.Module | None, example_inputs: Any,
+        named_in: nn.Module | None,
+    ) -> None:  # fmt: skip
         self.optimizer = optimizer
         self.settings = settings
         self.model = None if given_model is None else unwrap(given_model)
@@ -133,7 +134,7 @@ class SkippingStep:
         self.before: list[StepListener] = []
         self.after: list[StepListener] = []
         self.step_record: Any = None
-        self._given_model = given_model
+        self._given_model, self._named_in = given_model, named_in
         self._example_given = example_inputs is not None
         self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
@@ -507,7 +508,7 @@ class SkippingStep:
     # --- numbers and execution order --------------------------------------------------------------------------------
 
     def _number(self) -> None:
-        numbering = self.numbering = Numbering(self.optimizer.param_groups, self.model, self.settings)
+        numbering = self.numbering = Numbering(self.optimizer.param_groups, self.model, self.settings, self._named_in)
         numbering.on_trace = self._take_trace
         self.stops = Stops(self.optimizer, numbering, self.settings)
         if self._example is not None and numbering.wants_trace:

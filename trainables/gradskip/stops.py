@@ -53,6 +53,16 @@ OURS = Reason.RULE | Reason.UPSTREAM
 _NONE = Reason(0)
 
 
+def switch_on_again(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """Switch on what other optimizers have stopped and this one lacks, for one that is made anew; return its names."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = model.named_parameters()
+    left = [(name, p) for name, p in named if p in _STOPPED_IN and not p.requires_grad and id(p) not in own]
+    for _, parameter in left:
+        parameter.requires_grad_(True)
+    return [name for name, _ in left]
+
+
 class Stops:
     """Set of the stopped and frozen parameters, by number, each with its reason.
 
@@ -67,6 +77,7 @@ class Stops:
         self._settings = settings
         self._reasons = [_NONE] * len(numbering.parameters)
         self.user_changes = 0
+        self._is_let_go = False  # until the next step
         self._prefix = FrozenPrefix(numbering.model, numbering.parameters, settings)
         self._stopper = weakref.ref(self._prefix)  # whose hooks keep it alive
         self.switched_on = self._switch_on()
@@ -138,6 +149,8 @@ class Stops:
 
     def look_at_user(self) -> None:
         """Note what the user has frozen or unfrozen since the last check, and stop stopped parameters again."""
+        if self._is_let_go:
+            return
         changed = woken = False
         for number, parameter in enumerate(self._parameters):
             if self.holds(number):
@@ -162,6 +175,11 @@ class Stops:
                 off.append(number)
         return off
 
+    def let_go(self) -> None:
+        """Let everything train that the user does not freeze, until the next step; `reasons` and states stay."""
+        self._switch_on()
+        self._is_let_go = True
+
     def _hold_all_norms(self) -> None:
         """Hold what `CAC_NORM_STATISTICS=hold_all` holds whether anything has stopped or not."""
         if self._settings.norm_statistics == "hold_all":
@@ -171,6 +189,7 @@ class Stops:
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
+        self._is_let_go = False
         self.look_at_user()
         for number in numbers:
             if self.user_trains(number):
@@ -241,6 +260,7 @@ class Stops:
         woken = [n for n in woken if _STOPPED_IN.get(self._parameters[n]) is self._stopper]
         for parameter in self._still:
             parameter.grad = None
+        self._is_let_go = False
         self.look_at_user()
         # A parameter that the user switched on, but that can get no gradient, is stopped with the others.
         woken += sorted(set(self.numbers) - before)

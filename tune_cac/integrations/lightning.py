@@ -45,15 +45,16 @@ class GradientSkipCallback(Callback):
     """Stop layers of a training, and log, save and restore what has stopped.
 
     The trainer's loggers get ``train/stopped_share`` and ``train/compute_saved`` after every stop and epoch, its
-    checkpoints the rule's state, and a search that runs the script the metrics of every validation.
+    checkpoints the rule's state, and a search that runs the script the metrics of every validation. When the training
+    ends, what has stopped can train again.
 
     Args:
         settings: None reads the ``CAC_*`` variables when the training begins.
 
     Raises:
         UserError: in ``fit()``, for several optimizers, for DDP that does not look for unused parameters, for a
-            checkpoint without our state, and as `trainables.gradskip.wrap`; in a validation, for a search of another
-            metric.
+            checkpoint without our state of its last step, for an optimizer that has Gradient-Skip already, and as
+            `trainables.gradskip.wrap`; in a validation, for a search of another metric.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -79,9 +80,9 @@ class GradientSkipCallback(Callback):
             )
         optimizer, total = trainer.optimizers[0], trainer.estimated_stepping_batches
         self._skip.begin(
-            optimizer, _network_of(pl_module, optimizer), steps=trainer.global_step if trainer.ckpt_path else 0,
-            total_steps=int(total) if total != float("inf") else None,
-            schedulers=[one.scheduler for one in trainer.lr_scheduler_configs],
+            optimizer, _network_of(pl_module, optimizer), steps=lambda: trainer.global_step,
+            is_resumed=trainer.ckpt_path is not None, total_steps=int(total) if total != float("inf") else None,
+            named_in=pl_module, schedulers=[one.scheduler for one in trainer.lr_scheduler_configs],
         )  # fmt: skip
         self._stops = 0
         rule = self._skip.gradskip.settings.mode if self._skip.gradskip is not None else ""
@@ -93,14 +94,19 @@ class GradientSkipCallback(Callback):
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Report what was validated since the last step."""
-        self._skip.flush()
+        self._skip.begin_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the last validation, and whether the training ended early."""
         self._skip.end(early=trainer.global_step < trainer.estimated_stepping_batches < float("inf"))
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let what has stopped train in the next training of the module."""
+        self._skip.let_go()
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Log a stop."""
+        """Count the step's time, and log a stop."""
+        self._skip.end_step()
         if self.gradskip is not None and len(self.gradskip.events) > self._stops:
             self._stops = len(self.gradskip.events)
             self._log(trainer)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
+from trainables.gradskip.advice import some
 from trainables.gradskip.controller import STATE_KEY, GradientSkip
 from trainables.gradskip.optimizers import wrap
 from trainables.gradskip.script_counting.process_record import start
 from trainables.gradskip.script_counting.stretches import totals_of
 from trainables.gradskip.script_counting.trace_file import METRIC_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.stops import switch_on_again
 from trainables.script.report_lines import by_metric, report
 
 #: Names that trainers give to an accuracy of validation, which a search knows as ``accuracy``; the last ones may be of
 #: training.
 _ACCURACIES = ("val_accuracy", "val_acc", "val/accuracy", "val/acc", "accuracy", "acc")
+#: Entry of a saved state with what the trainer counts.
+_TRAINER = "trainer"
 
 
 def innermost(optimizer: Any) -> Optimizer:
@@ -50,39 +55,89 @@ class TrainerSkip:
         self._reported: dict[str, float] = {}
         self._hint = ""  # how to search by a metric that is there
         self._trains = False
+        self._steps: Callable[[], int] = lambda: 0
+        self._step_begun: float | None = None
+        self._train_time_s = 0.0  # in steps
 
     def begin(
         self,
         optimizer: Any,
         model: nn.Module,
         *,
-        steps: int,
+        steps: Callable[[], int],
         total_steps: int | None,
+        is_resumed: bool = True,
         schedulers: Iterable[Any] = (),
+        named_in: nn.Module | None = None,
     ) -> None:
-        """Attach Gradient-Skip to a training that has taken some steps; UserError if they were taken without it."""
+        """Attach Gradient-Skip to a training.
+
+        Args:
+            optimizer: of the trainer.
+            model: that the trainer calls.
+            steps: returns the number of steps that the trainer has taken.
+            total_steps: of the training, where known.
+            is_resumed: whether steps that were taken before are part of this training.
+            schedulers: of the optimizer.
+            named_in: see `wrap`.
+
+        Raises:
+            UserError: the steps before were taken without it; the optimizer has it already, or lacks what an earlier
+                training has stopped; and as `wrap`.
+        """
         own = innermost(optimizer)
         saved = own.param_groups[0].pop(STATE_KEY, None)
+        taken = steps() if is_resumed else 0
         if is_new := not hasattr(own, STATE_KEY):
-            wrap(own, self._settings, model=model, total_steps=total_steps, schedulers=schedulers)
-            own.register_state_dict_post_hook(_state_in_group)
+            if earlier := switch_on_again(model, own):
+                raise UserError(
+                    f"{some(earlier, 1)} were stopped by an earlier training of this model, which was interrupted, so "
+                    "that this trainer's optimizer lacks them: they are switched on again, make a new trainer"
+                )
+            wrap(own, self._settings, model=model, total_steps=total_steps, schedulers=schedulers, named_in=named_in)
+            self.gradskip = own.gradskip  # type: ignore[attr-defined]
+            self._first_state = self.gradskip.state_dict()
+            own.register_state_dict_post_hook(self._state_in_group)
             if getattr(optimizer, "scaler", None) is not None:  # accelerate's, which has taken the step off already
                 type(optimizer).__init__(optimizer, own, device_placement=False, scaler=optimizer.scaler)
         skip: GradientSkip = own.gradskip  # type: ignore[attr-defined]
+        if skip is not self.gradskip:
+            raise UserError(
+                "the trainer's optimizer has Gradient-Skip already, by wrap or another GradientSkipCallback: leave one "
+                "of them out (for a second trainer of one optimizer, give it the first one's callback)"
+            )
         if skip.step_record is None:
             skip.step_record = start(skip, model)
+        counted = {} if saved is None else saved.get(_TRAINER, {})
+        if (at := counted.get("steps", taken)) != taken and skip.settings.mode != "off":
+            raise UserError(
+                f"the checkpoint's state of Gradient-Skip must be of its step {taken}, got that of step {at}: it was "
+                f"trained on without the callback. Resume from the checkpoint of step {at}, or go on without it"
+            )
         if saved is not None:
             skip.load_state_dict(saved)
-        elif steps and skip.settings.mode != "off":
+        elif taken and skip.settings.mode != "off":
             raise UserError(
-                f"the checkpoint must have the state of Gradient-Skip, which was not there in its {steps} steps: begin "
+                f"the checkpoint must have the state of Gradient-Skip, which was not there in its {taken} steps: begin "
                 "anew without the checkpoint, or go on without the callback"
             )
-        elif is_new:
-            self._first_state = skip.state_dict()
-        else:  # another training with the same optimizer
+        elif not is_new:  # another training with the same optimizer
             skip.load_state_dict(self._first_state)
-        self.gradskip, self._found, self._reported, self._trains = skip, {}, {}, True
+        self._found, self._reported, self._trains = {}, {}, True
+        self._steps, self._step_begun = steps, None
+        is_of_trial = saved is not None and saved.get("step_record", {}).get("trial") == os.environ.get(TRIAL_FOLDER)
+        self._train_time_s = counted.get("train_time_s", 0.0) if is_of_trial else 0.0
+
+    def begin_step(self) -> None:
+        """Report what was evaluated since the last step."""
+        self.flush()
+        self._step_begun = time.perf_counter()
+
+    def end_step(self) -> None:
+        """Count the step's time."""
+        if self._step_begun is not None:
+            self._train_time_s += time.perf_counter() - self._step_begun
+        self._step_begun = None
 
     def logged(self) -> dict[str, float]:
         """Return the shares of weights that have stopped and of compute that was saved, by name."""
@@ -126,7 +181,7 @@ class TrainerSkip:
             raise UserError(
                 f"the search compares by {wanted}, and an evaluation has {', '.join(sorted(self._found))}: {self._hint}"
             )
-        report(**self._found)
+        report(**self._found, train_time_s=self._train_time_s)
         self._reported, self._found = self._found, {}
 
     def end(self, *, early: bool, best: Mapping[str, float] | None = None) -> None:
@@ -135,19 +190,25 @@ class TrainerSkip:
         ``best`` are those where they are not the last ones.
         """
         self.flush()
-        self._trains = False
+        self.let_go()
         if self._reported and (early or best):
             self._found = self._reported | ({"early_stopped": True} if early else {})
             self.take(best or self._found)
+
+    def let_go(self) -> None:
+        """Let what has stopped train in the next training of the model, which takes it for frozen by its user."""
+        self._trains = False
+        if self.gradskip is not None:
+            self.gradskip.stops.let_go()
+
+    def _state_in_group(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        first, *others = state["param_groups"]
+        own = {name: value for name, value in state.items() if name != STATE_KEY}
+        saved = {**state[STATE_KEY], _TRAINER: {"steps": self._steps(), "train_time_s": self._train_time_s}}
+        return {**own, "param_groups": [{**first, STATE_KEY: saved}, *others]}
 
 
 def _test_name(name: str, wanted: str) -> str:
     """Return the name under which a search expects a metric of the test split."""
     alike = {wanted, wanted.removeprefix("val_"), *(_ACCURACIES if wanted == "accuracy" else ())}
     return f"test_{wanted}" if name[len("test_") :] in alike else name
-
-
-def _state_in_group(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    first, *others = state["param_groups"]
-    own = {name: value for name, value in state.items() if name != STATE_KEY}
-    return {**own, "param_groups": [{**first, STATE_KEY: state[STATE_KEY]}, *others]}

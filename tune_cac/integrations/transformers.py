@@ -33,14 +33,16 @@ class GradientSkipCallback(TrainerCallback):
     """Stop layers of a training, and log, save and restore what has stopped.
 
     The trainer's logs get ``stopped_share`` and ``compute_saved``, its checkpoints the rule's state, and a search that
-    runs the script the metrics of every evaluation, without ``eval_`` (``eval_loss`` as ``val_loss``).
+    runs the script the metrics of every evaluation, without ``eval_`` (``eval_loss`` as ``val_loss``). When the
+    training ends, what has stopped can train again.
 
     Args:
         settings: None reads the ``CAC_*`` variables when the training begins.
 
     Raises:
         UserError: in ``train()``, for DeepSpeed, for DDP that does not look for unused parameters, for a checkpoint
-            without our state, and as `trainables.gradskip.wrap`; in an evaluation, for a search of another metric.
+            without our state of its last step, for an optimizer that has Gradient-Skip already, and as
+            `trainables.gradskip.wrap`; in an evaluation, for a search of another metric.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -63,7 +65,7 @@ class GradientSkipCallback(TrainerCallback):
                 f"ddp_find_unused_parameters must be True, got {looks}: DDP waits for gradients of stopped layers"
             )
         self._skip.begin(
-            optimizer, model, steps=state.global_step, total_steps=state.max_steps,
+            optimizer, model, steps=lambda: state.global_step, total_steps=state.max_steps,
             schedulers=[getattr(lr_scheduler, "scheduler", lr_scheduler)],  # that within accelerate's
         )  # fmt: skip
         # Loggers are called in order, and those of the trainer come before the user's callbacks; they are to see what
@@ -77,7 +79,11 @@ class GradientSkipCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Report what was evaluated since the last step."""
-        self._skip.flush()
+        self._skip.begin_step()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count the step's time."""
+        self._skip.end_step()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -78,7 +78,7 @@ def test_it_trains_as_a_wrapped_optimizer_does_and_the_logger_sees_what_stopped(
     by_hand = fitted(tmp_path / "hand", module=Classifier(STOP))
     assert all(map(torch.equal, weights(ours), weights(by_hand)))
     [event] = callback.gradskip.events
-    assert (event.iteration, event.name) == (4, "0.bias")  # of the network within the module
+    assert (event.iteration, event.name) == (4, "net.0.bias")  # as Lightning's module names it
     [file] = (tmp_path / "ours").rglob("metrics.csv")
     header, *lines = [line.split(",") for line in file.read_text().splitlines()]
     column = header.index("train/stopped_share")
@@ -107,6 +107,37 @@ def test_what_it_cannot_train_is_refused(tmp_path: Path) -> None:
         fitted(tmp_path / "with", GradientSkipCallback(STOP), checkpoint=str(tmp_path / "step=8.ckpt"))
     with pytest.raises(UserError, match="needs one optimizer, got 2: wrap those"):
         fitted(tmp_path / "two", GradientSkipCallback(STOP), module=Classifier(optimizers=2))
+    for callbacks, module in (([STOP, STOP], Classifier()), ([STOP], Classifier(STOP))):
+        with pytest.raises(UserError, match="has Gradient-Skip already, by wrap or another"):
+            fitted(tmp_path / "twice", *map(GradientSkipCallback, callbacks), module=module)
+
+
+def test_a_checkpoint_that_was_trained_on_without_it_is_refused(tmp_path: Path) -> None:
+    for name, callbacks, checkpoint in (("with", [GradientSkipCallback(STOP)], None), ("without", [], "with/step=4")):
+        keeper = ModelCheckpoint(tmp_path / name, filename="{step}", save_top_k=-1)
+        fitted(tmp_path, *callbacks, keeper, checkpoint=checkpoint and f"{tmp_path}/{checkpoint}.ckpt")
+    with pytest.raises(UserError, match=r"must be of its step 8, got that of step 4: .* the checkpoint of step 4"):
+        fitted(tmp_path, GradientSkipCallback(STOP), checkpoint=f"{tmp_path}/without/step=8.ckpt")
+
+
+def test_the_next_training_of_a_module_trains_what_has_stopped(tmp_path: Path) -> None:
+    """Also where this one was interrupted; a checkpoint that is written behind it tells what has stopped."""
+
+    class Interrupted(lightning.Callback):  # type: ignore[name-defined,misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 8:
+                raise RuntimeError("the battery is empty")
+
+    module = Classifier()
+    trainer = fitted(tmp_path, GradientSkipCallback(STOP), module=module)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert all(weight.requires_grad for weight in module.parameters())
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(module, batches(), ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.callbacks[0].gradskip.stopped == (0, 1)
+    with pytest.raises(RuntimeError, match="battery"):
+        fitted(tmp_path, GradientSkipCallback(STOP), Interrupted(), module=module)
+    assert all(weight.requires_grad for weight in module.parameters())
 
 
 def test_validations_are_reported_as_the_accuracy_of_the_search(
@@ -121,6 +152,7 @@ def test_validations_are_reported_as_the_accuracy_of_the_search(
     assert [line["val_acc"] == line["accuracy"] for line in found] == [True] * 4  # three epochs, and the test split
     assert found[-1]["accuracy"] == found[-2]["accuracy"] == last
     assert found[-1]["test_accuracy"] == tested
+    assert 0 < found[0]["train_time_s"] < found[1]["train_time_s"] < found[2]["train_time_s"]
     (tmp_path / REPORTS_FILE).write_text("")
     fitted(tmp_path, GradientSkipCallback(STOP), EarlyStopping("val_acc", patience=1, min_delta=2.0, mode="max"))
     found = [json.loads(line) for line in (tmp_path / REPORTS_FILE).read_text().splitlines()]

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +52,19 @@ def model_of(name: str) -> Any:
 
 
 class Counted(Trainer):  # type: ignore[misc]
-    """Torch's own counter looks at every training step."""
+    """Torch's own counter looks at every training step, and a clock."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.flops: list[int] = []
+        self.seconds = 0.0
 
     def training_step(self, *arguments: Any, **options: Any) -> Any:
+        begun = time.perf_counter()
         with FlopCounterMode(display=False) as counter:
             loss = super().training_step(*arguments, **options)
         self.flops.append(counter.get_total_flops())
+        self.seconds += time.perf_counter() - begun
         return loss
 
 
@@ -141,10 +146,40 @@ def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+def test_a_checkpoint_that_was_trained_on_without_it_is_refused(bert: str, tmp_path: Path) -> None:
+    """A trainer without the callback keeps the entry of the rule's state, but not what it says."""
+    trainer_of(bert, tmp_path, GradientSkipCallback(STOP), max_steps=4).train()
+    trainer_of(bert, tmp_path, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
+    with pytest.raises(UserError, match=r"must be of its step 8, got that of step 4: .* the checkpoint of step 4"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+
+
+@pytest.mark.parametrize("factors", [(2.0, 1.0), (1.0, 2.0)])
+def test_a_checkpoint_of_other_learning_rates_is_refused(
+    factors: tuple[float, float], bert: str, tmp_path: Path
+) -> None:
+    before, after = (replace(STOP, lr_factor=factor) for factor in factors)
+    trainer_of(bert, tmp_path, GradientSkipCallback(before), max_steps=4).train()
+    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(after))
+    with pytest.raises(UserError, match=f"is of lr_factor={factors[0]} and the settings ask for {factors[1]}"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_gradient_skip_twice_is_refused(bert: str, tmp_path: Path) -> None:
+    model = model_of(bert)
+    wrapped = trainer_of(bert, tmp_path, GradientSkipCallback(STOP), model=model)
+    wrap(wrapped.create_optimizer(), STOP, model=model)
+    two = trainer_of(bert, tmp_path, GradientSkipCallback(STOP), GradientSkipCallback(STOP))
+    for trainer in (wrapped, two):
+        with pytest.raises(UserError, match="has Gradient-Skip already, by wrap or another"):
+            trainer.train()
+
+
 def test_deepspeed_is_refused() -> None:
     outer = type("DeepSpeedOptimizerWrapper", (), {})()
     with pytest.raises(UserError, match="got DeepSpeed's: train with DDP or FSDP2"):
-        GradientSkipCallback(STOP)._skip.begin(outer, torch.nn.Linear(1, 1), steps=0, total_steps=None)
+        GradientSkipCallback(STOP)._skip.begin(outer, torch.nn.Linear(1, 1), steps=lambda: 0, total_steps=None)
 
 
 def test_evaluations_are_reported_by_the_metric_of_the_search(
@@ -188,12 +223,53 @@ def test_several_data_sets_make_one_report(bert: str, searched: Path, monkeypatc
     assert [sorted({"a_f1", "b_f1"} & line.keys()) for line in reports(searched)] == [["a_f1", "b_f1"]] * 2
 
 
+def test_only_training_steps_count_as_training_time(bert: str, searched: Path) -> None:
+    trainer = trainer_of(bert, searched, GradientSkipCallback(STOP))
+    evaluated = trainer.compute_metrics
+
+    def slowly(found: Any) -> Any:
+        time.sleep(0.5)
+        return evaluated(found)
+
+    trainer.compute_metrics, begun = slowly, time.perf_counter()
+    trainer.train()
+    first, second = (line["train_time_s"] for line in reports(searched))
+    assert 0 < first < second
+    assert trainer.seconds < second < time.perf_counter() - begun - 2 * 0.5
+
+
 def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
-    callback = GradientSkipCallback(STOP)
-    trainer = trainer_of(bert, tmp_path, callback)
-    for _ in range(2):
-        trainer.train()
-        assert (callback.gradskip.iteration, len(callback.gradskip.events)) == (16, 1)
+    """By the same trainer, which has its optimizer, or by another one of the same model, which gets a new one."""
+    callback, short = GradientSkipCallback(STOP), {"max_steps": 8, "eval_strategy": "no"}
+    trainer = trainer_of(bert, tmp_path, callback, **short)
+    trainer.train()
+    others = [trainer, trainer_of(bert, tmp_path, callback, model=trainer.model, **short)]
+    resumed = {"resume_from_checkpoint": str(tmp_path / "checkpoint-4")}
+    for again, options in [(others[0], {}), (others[0], resumed), (others[0], {}), (others[1], {})]:
+        assert all(weight.requires_grad for weight in trainer.model.parameters())
+        again.train(**options)
+        assert (callback.gradskip.iteration, len(callback.gradskip.events)) == (8, 1)
+        assert len(callback.gradskip.parameters) == len(list(trainer.model.parameters()))
+        assert len(callback.gradskip.stopped) == 21
+
+
+class Interrupted(TrainerCallback):  # type: ignore[misc]
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 8:
+            raise KeyboardInterrupt
+
+
+def test_what_an_interrupted_training_has_stopped_is_named(bert: str, tmp_path: Path) -> None:
+    """Of a model with frozen weights: those stay frozen."""
+    model, _ = lora(bert)
+    trained, settings = [weight.requires_grad for weight in model.parameters()], first_block(model)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(bert, tmp_path, GradientSkipCallback(settings), Interrupted(), model=model).train()
+    with pytest.raises(UserError, match=r"layer\.0.* and \d more were stopped by an earlier training .* a new trainer"):
+        trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=model).train()
+    trainer_of(bert, tmp_path, callback := GradientSkipCallback(settings), model=model).train()
+    assert len(callback.gradskip.parameters) == sum(trained)
+    assert [weight.requires_grad for weight in model.parameters()] == trained
 
 
 def test_a_scaler_that_took_the_step_off_before_still_takes_ours() -> None:
@@ -206,7 +282,7 @@ def test_a_scaler_that_took_the_step_off_before_still_takes_ours() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     optimizer = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
     skip = GradientSkipCallback(Settings(watch=("linear",), stop_layer_num=(1,), stop_layer_itr=(1,)))._skip
-    skip.begin(optimizer, model, steps=0, total_steps=None)
+    skip.begin(optimizer, model, steps=lambda: 0, total_steps=None)
     for _ in range(4):
         optimizer.zero_grad()
         scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
@@ -260,17 +336,17 @@ def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str
     def made() -> Any:
         return lora(bert)[0] if adapters else model_of(bert)
 
-    model = made()
-    settings = first_block(model) if adapters else STOP
-    trainer = trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=model, gradient_checkpointing=True)
+    model, short = made(), {"max_steps": 10, "eval_strategy": "no", "save_strategy": "no"}
+    callback = GradientSkipCallback(first_block(model) if adapters else STOP)
+    trainer = trainer_of(bert, tmp_path, callback, model=model, gradient_checkpointing=True, **short)
     trainer.train()
     by_hand = made()
     getattr(by_hand, "activation_checkpointing_enable", by_hand.gradient_checkpointing_enable)()
     by_hand.disable_input_require_grads()
     for name, weight in by_hand.named_parameters():
         weight.requires_grad_(weight.requires_grad and "layer.0." not in name and "embeddings" not in name)
-    assert trainer.flops[6:] == [flops_of_step(by_hand, rows(bert, 8, 3))] * 10
-    plain = trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=made())
+    assert trainer.flops[6:] == [flops_of_step(by_hand, rows(bert, 8, 3))] * 4
+    plain = trainer_of(bert, tmp_path, callback, model=made(), **short)
     plain.train()
     wanted = plain.model.state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in trainer.model.state_dict().items())
