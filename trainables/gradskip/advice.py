@@ -43,6 +43,8 @@ MESSAGES = {
     "lost": "{names} had a gradient before the last stop and none after it. Reentrant activation checkpointing does "
     "that behind a stopped prefix: use checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no "
     "reason to worry.)",
+    "front": "{names} run before every layer that could stop and come behind these in the optimizer's order, as "
+    "prompts do: no stop ends the backward pass but that of everything",
     "inputs": "the backward pass runs on through stopped layers to the model's inputs, whose gradient reentrant "
     "activation checkpointing needs: give gradient_checkpointing_kwargs={{'use_reentrant': False}}",
     "woken": "requires_grad of {name}, which has stopped, was switched on again: {then}",

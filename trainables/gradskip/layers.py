@@ -62,6 +62,13 @@ def weight_parts(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[Tensor, ..
                 yield module, tuple(p for p in parameters if p is not None)
 
 
+def adapted_layers(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield each layer that PEFT has put adapters on, with the layer inside that has the weight."""
+    for module in model.modules():
+        if isinstance(base := getattr(module, "base_layer", None), nn.Module):
+            yield module, base
+
+
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 #: Kinds of layers, the default of ``CAC_WATCH`` first.
@@ -116,7 +123,8 @@ def make_plan(
     Args:
         parameters: in numbering order.
         watch: ``conv`` (4-D weights, as published), ``linear`` (2-D weights; embeddings are left out where the model is
-            known), or class names of modules, each a layer as a whole. A parametrized weight is one layer.
+            known), or class names of modules, each a layer as a whole. A parametrized weight is one layer, and so are
+            a weight's adapters.
         model: owner of the parameters; needed for class names and whole units.
         whole_units: stop a layer with everything up to the next watched layer, in execution order; the last one with
             its bias and norm.
@@ -187,6 +195,13 @@ def _watched_layers(
     if model is not None:
         lookups = [m for m in unwrap(model).modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
         embeddings = {id(p) for m in lookups for p in own_parameters(m)}
+        for module, base in adapted_layers(unwrap(model)):
+            numbers = {number_of[id(p)] for p in module.parameters() if id(p) in number_of}
+            members = tuple(sorted(numbers - taken))
+            adapters = set(members) - {number_of.get(id(p)) for p in base.parameters()}
+            if weights := tuple(sorted(n for n in adapters if parameters[n].dim() in dims)):
+                found.append((weights, members))
+                taken |= numbers
         for module, parts in weight_parts(unwrap(model)):
             numbers = {number_of[id(p)] for p in parts if id(p) in number_of}
             members = tuple(sorted(numbers - taken))

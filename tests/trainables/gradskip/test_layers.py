@@ -83,6 +83,25 @@ class TestWatch:
         assert [e.layer for e in optimizer.gradskip.events] == [u.number for u in units]
         assert stopped == expected
 
+    @pytest.mark.parametrize("given", ["adapters", "all"])
+    @pytest.mark.parametrize("dora", [False, True])
+    def test_a_weight_with_adapters_is_one_layer(self, dora: bool, given: str) -> None:
+        """Those of PEFT: both matrices, and DoRA's magnitudes, stop together; the frozen weight is not measured."""
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, target_modules=["0", "2"], use_dora=dora, modules_to_save=["4"])
+        layers = [nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)]
+        model = peft.get_peft_model(nn.Sequential(*layers), config)
+        named = [(n, p) for n, p in model.named_parameters() if given == "all" or p.requires_grad]
+        for whole_units in (False, True):
+            settings = Settings(watch=("linear",), whole_units=whole_units)
+            optimizer = AdamW([p for _, p in named], lr=0.1, settings=settings, model=model)
+            units = optimizer.gradskip.plan.units
+            last = "lora_magnitude_vector" if dora else "lora_B"
+            assert [last in named[unit.end][0] for unit in units] == [True, True, False]
+            assert [[named[n][0].split(".")[3] for n in unit.watched] for unit in units[:2]] == [
+                ["lora_A", "lora_B"]
+            ] * 2
+
     def test_convolutions_of_other_dimensions_are_watched_by_their_class(self) -> None:
         layers = [nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Conv1d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2)]
         model = nn.Sequential(*layers)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -82,6 +84,49 @@ def test_units_end_behind_their_norms_where_the_model_is_known() -> None:
         assert summary_of(record)["unit_ends"] == ends
     optimizers = [gradskip.SGD(one.parameters(), lr=0.01, settings=settings(), model=one) for one in (net, linear)]
     assert summary_of(record_of(*optimizers))["unit_ends"] == [3]  # the smaller one has six parameters
+
+
+class Prompted(nn.Module):
+    """A prompt that is registered behind the head, as PEFT does, in front of layers that train or do not."""
+
+    def __init__(self, trains: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).requires_grad_(trains)
+        self.head, self.prompts = nn.Linear(4, 2), nn.ParameterList([torch.zeros(1, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.head(self.layers(x + self.prompts[0])))
+
+
+class LateNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.layers[1:](self.norm(self.layers[0](x))))
+
+
+@pytest.mark.parametrize("rule", [(), ((1, 3),)])
+def test_no_unit_ends_where_something_trains_before_it(
+    rule: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such a stop saves next to nothing, so that a search must not try it; norms that are left cost less."""
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", str(tmp_path))
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+    for net, ends in ((plain, [1, 3]), (LateNorm(), [1, 3]), (Prompted(True), []), (Prompted(False), [])):
+        weights = [weight for weight in net.parameters() if weight.requires_grad]
+        optimizer = gradskip.SGD(weights, lr=0.01, settings=settings(*rule), model=net)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                net(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+        found = process_summary()
+        assert found is not None
+        assert found["unit_ends"] == ends
+        assert any("prompts.0 run before every layer" in str(one.message) for one in seen) is isinstance(net, Prompted)
+        end_counting(process_record._PROCESS)
 
 
 @pytest.mark.parametrize("given", [True, False])

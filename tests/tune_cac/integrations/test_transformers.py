@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,27 @@ def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
         assert (callback.gradskip.iteration, len(callback.gradskip.events)) == (8, 1)
         assert len(callback.gradskip.parameters) == len(list(trainer.model.parameters()))
         assert len(callback.gradskip.stopped) == 21
+
+
+@pytest.mark.parametrize(("kind", "options"), [("Lora", {"use_dora": True}), ("IA3", {}), ("PromptTuning", {})])
+def test_a_search_is_offered_whole_adapters_and_no_head(
+    kind: str, options: dict[str, Any], bert: str, searched: Path
+) -> None:
+    """Not a prompt's head either, which PEFT registers before the prompt: the backward pass would run on to that."""
+    peft = pytest.importorskip("peft")
+    wanted = {"num_virtual_tokens": 2} if kind == "PromptTuning" else {"target_modules": ["key", "value"], **options}
+    wanted |= {"feedforward_modules": []} if kind == "IA3" else {}
+    model = peft.get_peft_model(model_of(bert), getattr(peft, f"{kind}Config")(task_type="SEQ_CLS", **wanted))
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    last = "magnitude_vector" if kind == "Lora" else "ia3"
+    ends = [n for n, name in enumerate(trained) if last in name]
+    trainer = trainer_of(bert, searched, GradientSkipCallback(Settings(start_thr=-1)), model=model, max_steps=2)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert reports(searched)[-1]["gradskip"]["unit_ends"] == ends
+    said = any("prompt_encoder.default.embedding.weight run before" in str(one.message) for one in seen)
+    assert said is (kind == "PromptTuning")
 
 
 class Interrupted(TrainerCallback):  # type: ignore[misc]

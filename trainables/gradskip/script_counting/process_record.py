@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainables.gradskip.execution_order import ModelTrace, mask_of
+from trainables.gradskip.advice import some
+from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, mask_of
 from trainables.gradskip.layers import has_trained_statistics, make_plan, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
@@ -247,7 +248,7 @@ _PATIENCE = 32
 class StepRecord:
     """Record of the steps of an optimizer with Gradient-Skip, from construction on."""
 
-    def __init__(self, gradskip: SkippingStep, process: ProcessRecord) -> None:
+    def __init__(self, gradskip: SkippingStep, process: ProcessRecord, given_model: nn.Module | None = None) -> None:
         self._process = process
         self.gradskip = weakref.ref(gradskip)
         self.now = Stretch()  # that of the next step
@@ -269,6 +270,11 @@ class StepRecord:
             watch = self.watch or Settings().watch
             plan = make_plan(gradskip.parameters, watch, model=model, whole_units=True)
         self.unit_ends = [unit.end for unit in plan.units if unit.end < last]
+        self._order: ExecutionRecorder | None = None
+        self._knows_order = False
+        is_off = gradskip.settings.mode == "off" and not gradskip.numbering.is_sharded  # others have it recorded
+        if os.environ.get(TRIAL_FOLDER) and is_off and given_model is not None and not is_compiled(given_model):
+            self._order = ExecutionRecorder(model, gradskip.parameters)
         self.weight_decays = weight_decays(gradskip.optimizer)
         self._keep_facts(gradskip)
         gradskip.before.append(self._before)
@@ -311,7 +317,31 @@ class StepRecord:
         """Note that the latest call of a model reads the outputs of its prefix from a forward cache."""
         self._process.inputs.read(model)
 
+    def _look_at_order(self) -> None:
+        """Leave out units before which a layer trains at the first step: the backward pass would run on to it.
+
+        Norms that are registered late are no layers: stops before them save the gradients of weights at least.
+        """
+        gradskip, self._knows_order = self.gradskip(), True
+        assert gradskip is not None  # its optimizer steps
+        trace = gradskip.numbering.trace
+        if self._order is not None:
+            trace = self._order.trace() if self._order.has_seen else None
+            self._order.remove()
+            self._order = None
+        if trace is None:
+            return
+        gradskip.stops.look_at_user()
+        matrices = {n for n, p in enumerate(gradskip.parameters) if p.dim() >= 2 and gradskip.stops.user_trains(n)}
+        left = {end: sorted(trace.left_upstream(range(end + 1)) & matrices) for end in self.unit_ends}
+        self.unit_ends = [end for end, before in left.items() if not before]
+        if left and not self.unit_ends:
+            names = [gradskip.numbering.name(n) for n in next(iter(left.values()))]
+            gradskip.advice.say("front", names=some(names, 2))
+
     def _before(self, args: Any, kwargs: Any) -> None:
+        if not self._knows_order:
+            self._look_at_order()
         self._process.stepping = True
         if not has_closure(args, kwargs):
             self._take()  # what follows is the optimizer's own arithmetic
@@ -436,7 +466,7 @@ class ProcessRecord:
         self.trace: ScriptTrace | None = None  # of the only optimizer's run, if the search asks for it
 
     def add(self, gradskip: SkippingStep, given_model: nn.Module | None = None) -> StepRecord:
-        record = StepRecord(gradskip, self)
+        record = StepRecord(gradskip, self, given_model)
         self.has_model = given_model is not None and (self.has_model or not self.records)
         self.has_norms |= given_model is not None and any(map(has_trained_statistics, given_model.modules()))
         record.calls = self.inputs.watch(gradskip.parameters, given_model)
