@@ -42,7 +42,7 @@ from analysis.metrics.confirmation import paired_interval
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN
 from trainables.quality import ACCURACY
-from tune_cac.tuning.outcomes import BETTER, LEAST
+from tune_cac.tuning.outcomes import LEAST
 from tune_cac.tuning.quality_model import (
     WORTHWHILE,
     WORTHWHILE_AREA,
@@ -219,12 +219,9 @@ class ReplayedSearch:
                         self.further[one, place] = float(np.mean(values))
 
     def _limit(self, seeds: int) -> float:
-        """Return the mean over seeds up to which an outcome may be the answer, as `OutcomeQueue` does."""
+        """Return the mean over seeds up to which an outcome may be the answer."""
         refused = [one for one, known in self.over_seeds().items() if known.decides(self.allowed, seeds) == BEYOND]
-        if not refused:
-            return self.scale.mean_limit
-        least = float(self.model(refused).mean_over_seeds.min())
-        return min(self.scale.mean_limit, least - BETTER * self.scale.unit)
+        return self.scale.limit_behind(self.model(refused).mean_over_seeds if refused else np.array([]))
 
     def _leader(self, seeds: int) -> tuple[int | None, str]:
         """Return the outcome whose turn it is, and what is decided of it."""

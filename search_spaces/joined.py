@@ -23,7 +23,7 @@ GATHERING = ("compile_mode", "batch_size", "CAC_STOP_INTERVAL")
 
 
 @dataclass(frozen=True)
-class Together:
+class _All:
     """The functions of a joined space; methods of an object, not closures, so that it can be sent between processes."""
 
     spaces: tuple[Space, ...]
@@ -59,7 +59,7 @@ def _steps(context: SpaceContext, batch_size: int | None) -> int:
 
 def compiled(space: Space) -> Space:
     """Return the space for models that are compiled in every trial: its stops come at few steps."""
-    return replace(space, suggest=Together((space,)).suggest, may_be_fixed=(*GATHERING, *space.may_be_fixed))
+    return replace(space, suggest=_All((space,)).suggest, may_be_fixed=(*GATHERING, *space.may_be_fixed))
 
 
 def joined(spaces: Sequence[Space]) -> Space:
@@ -106,7 +106,7 @@ def joined(spaces: Sequence[Space]) -> Space:
                 f"{'+'.join(names)}: other rules than variance look at more than weights; join auto_thresholds, "
                 "braking_distance or manual_layers"
             )
-    together = Together(tuple(spaces))
+    together = _All(tuple(spaces))
     savings = {space.saving for space in spaces if space.method != "none"} or {TRAINING}
     method = "+".join(method for method in _ORDER if method in parts)
     return Space(

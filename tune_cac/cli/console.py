@@ -16,8 +16,10 @@ from trainables.storage import atomic_write
 def check_asked(path: Path, what: str, instead: str) -> None:
     """Raise UserError for an output file that cannot be written, before the work that it is for."""
     there = next(one for one in (path.absolute().parent, *path.absolute().parents) if one.exists())
-    reason = errno.EISDIR if path.is_dir() else errno.ENOTDIR if not there.is_dir() else errno.EACCES
-    if path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+    reason = 0 if os.access(there, os.W_OK) else errno.EACCES
+    if path.is_dir() or not there.is_dir():
+        reason = errno.EISDIR if path.is_dir() else errno.ENOTDIR
+    if reason:
         raise UserError(f"cannot write {what} {path}: {os.strerror(reason)}; {instead}")
 
 

@@ -219,8 +219,6 @@ MOST_OUTCOMES = 500
 MOST_MODELLED = 200
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
-#: Usual losses by which an outcome must be expected to lose less than what was refused.
-BETTER = 0.1
 #: Lower bound on the cost of a training, in full trainings: to begin one takes time even if nearly all steps are known.
 _LEAST_COST = 0.05
 
@@ -409,15 +407,14 @@ class OutcomeQueue:
         return [one.trial for one, mean in zip(runs, means, strict=True) if mean > limit]
 
     def _limit(self, ended: Sequence[BegunOutcome], scale: LossScale) -> float:
-        """Return the mean over seeds up to which an outcome may be the answer: below those of all that were refused.
+        """Return the mean over seeds up to which an outcome may be the answer (`LossScale.limit_behind`)."""
+        refused = self._refused_among(ended)
+        means = self._expected(refused, ended, scale).mean_over_seeds if refused else np.array([])
+        return scale.limit_behind(means)
 
-        Else one after the other of those that lose nearly as much would be tried.
-        """
-        refused = [one for one in ended if one.trial in self._refused()]
-        if not refused:
-            return scale.mean_limit
-        least = float(self._expected(refused, ended, scale).mean_over_seeds.min())
-        return min(scale.mean_limit, least - BETTER * scale.unit)
+    def _refused_among(self, runs: Sequence[BegunOutcome]) -> list[BegunOutcome]:
+        refused = set(self._refused())
+        return [one for one in runs if one.trial in refused]
 
     def _further_runs(self) -> list[tuple[int, BegunOutcome]]:
         """Return seed and outcome of the runs on further seeds, against the baseline of that seed.
@@ -448,7 +445,7 @@ class OutcomeQueue:
         scale = self._scale(baseline)
         tried, beyond = self._with_expected(tried, scale)
         points = [(one.loss, one.saved) for one in tried]
-        refused = [one.saved for one in tried if one.trial in self._refused()]
+        refused = [one.saved for one in self._refused_among(tried)]
         answers = [
             one.saved
             for one in tried

@@ -40,6 +40,10 @@ Array = NDArray[np.float64]
 _SHARE_OF_NOISE, _SHARE_OF_VALUE, _LEAST = 0.5, 0.001, 1e-12
 
 
+#: Units by which a setting must be expected to lose less than what was refused.
+BETTER = 0.1
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
     """Losses on one split against one baseline, in the metric's unit."""
@@ -53,6 +57,20 @@ class LossScale:
     def mean_limit(self) -> float:
         """Return the smooth loss up to which a mean over seeds counts as within the allowed one."""
         return max(self.allowed, self.limit)
+
+    def limit_behind(self, refused: Array) -> float:
+        """Return the limit of a mean over seeds once settings were refused, below what is expected of all of these.
+
+        Else one after the other of those that lose nearly as much would be tried.
+
+        Args:
+            refused: (r,) expected mean losses over seeds of the refused settings, r >= 0.
+
+        >>> scale = LossScale(allowed=0.005, limit=0.004, seed_noise=0.005, unit=0.005)
+        >>> [scale.limit_behind(np.array(means)) for means in ([], [0.007], [0.0045, 0.007])]
+        [0.005, 0.005, 0.004]
+        """
+        return min([self.mean_limit, *(refused - BETTER * self.unit).tolist()])
 
 
 def loss_scale(baseline: float, others: Sequence[float], quality: Quality, allowed_drop: float | str) -> LossScale:
