@@ -197,7 +197,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.1)
 skip, x = TrainerSkip(None), torch.randn(20, 3)
-skip.begin(optimizer, model, steps=0, total_steps=40)
+skip.begin(optimizer, model, steps=lambda: 0, total_steps=40)
 for epoch in range(2):
     for _ in range(20):
         optimizer.zero_grad()
