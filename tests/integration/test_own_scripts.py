@@ -351,6 +351,36 @@ def test_a_script_is_told_why_nothing_stops_or_is_known(
     assert NOT_RECORDED in capsys.readouterr().err
 
 
+#: A frozen network behind a prompt that PEFT registers after the head: a stopped head leaves all of the backward pass.
+PROMPT = """
+import torch, tune_cac as cac
+torch.manual_seed(0)
+body, head = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.nn.Linear(4, 2)
+net = torch.nn.Module()
+net.body, net.head = body.requires_grad_(False), head
+net.prompts = torch.nn.ParameterList([torch.zeros(1, 4)])
+optimizer = cac.gradskip.SGD([w for w in net.parameters() if w.requires_grad], lr=0.1, model=net)
+for _ in range(8):
+    optimizer.zero_grad()
+    net.head(net.body(torch.randn(3, 4) + net.prompts[0])).sum().backward()
+    optimizer.step()
+cac.report(accuracy=0.5)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("one_ray")
+def test_nothing_is_searched_where_no_stop_shortens_the_backward_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PROMPT)
+    found = tune_cac.search(script=f"{sys.executable} train.py", trials=3, name="s", concurrency=1)
+    assert "the baseline reported no layers that could stop, so nothing else was tried" in capsys.readouterr().err
+    assert [*found.trials["role"]] == ["baseline"]
+    assert "saves compute" in found.headline
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_script_that_tells_no_steps_ends_with_a_message_though_a_cut_run_has_ended(

@@ -127,7 +127,8 @@ class ScriptSearch(StudySearch):
             return "the baseline reported no step"
         if not facts["layer_names"] and not self._placeholders - {"seed", "epochs", "trial_dir"}:
             return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
-        if not facts["layer_names"] and self._search_space.name in ("manual_layers", "frozen_prefix"):
+        none_stops = not (facts["unit_ends"] if facts.get("has_model") else facts["layer_names"])
+        if none_stops and self._search_space.name in ("manual_layers", "frozen_prefix"):
             return "the baseline reported no layers that could stop"
         return ""
 

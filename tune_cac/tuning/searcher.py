@@ -279,6 +279,8 @@ class StudySearch(Searcher):
         baseline = self.trials.baseline_row()
         if baseline is not None:
             self.learn()  # first of all, for it may search another space
+            if self.gave_up:
+                return FINISHED
         if baseline is None and not any(t.state == TrialState.RUNNING for t in self.trials.baselines()):
             return self.trials.start_baseline()
         if (run := self.lengths.next()) is not None:
