@@ -226,6 +226,11 @@ RUN_FACTS = "run_facts"
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
 #: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
 _LEAST = 0.98
+#: Why a trial may fail that goes on from another one's checkpoint, and what to do.
+_OWN_FOLDER = (
+    "it may have gone on from what an earlier trial left. Give each trial a folder of its own for its checkpoints, "
+    "{trial_dir} in the command"
+)
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
 #: Folder in the trial's for what torchrun's processes print, other than the first.
@@ -379,6 +384,8 @@ class ScriptRun:
             how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
             said = self._tail()
             hint = "; tune_cac shim DIR lets it import ours" if "No module named 'cac'" in said else ""
+            if "the state to load is of" in said:  # of another trial's settings
+                hint = f"; {_OWN_FOLDER}"
             raise ScriptFailed(f"the script {how}{said}{hint}")
         if pending is None and evaluations and _steps_of(evaluations[-1]) != 0:
             pending = self._row(evaluations[-1], 1)  # which says what it lacks
@@ -396,10 +403,8 @@ class ScriptRun:
         # seems to cost next to nothing.
         if self._steps is not None and steps is not None and steps < _LEAST * self._steps and not stopped_early:
             raise ScriptFailed(
-                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._steps}: it may "
-                "have gone on from what an earlier trial left. Give each trial a folder of its own for its "
-                "checkpoints, {trial_dir} in the command. If it stopped early by itself, let its last report say so: "
-                "report(..., early_stopped=True)"
+                f"the script took {int(steps)} optimizer steps where a run of its length takes {self._steps}: "
+                f"{_OWN_FOLDER}. If it stopped early by itself, let its last report say so: report(..., early_stopped=True)"
             )
         self.close()
         if not math.isfinite(pending["quality"]):
