@@ -218,7 +218,10 @@ RESUMING = (
     ("left_out", "said"),
     [
         ("", "the state to load is of mode=off and the settings ask for auto"),
-        ("    optimizer.load_state_dict(found['optimizer'])\n", "the script took 12 optimizer steps where a run of its length takes 24"),
+        (
+            "    optimizer.load_state_dict(found['optimizer'])\n",
+            "took 12 optimizer steps where a run of its length takes 24",
+        ),
     ],
 )
 def test_a_script_that_resumes_from_another_trials_checkpoint(

@@ -404,7 +404,8 @@ class ScriptRun:
         if self._steps is not None and steps is not None and steps < _LEAST * self._steps and not stopped_early:
             raise ScriptFailed(
                 f"the script took {int(steps)} optimizer steps where a run of its length takes {self._steps}: "
-                f"{_OWN_FOLDER}. If it stopped early by itself, let its last report say so: report(..., early_stopped=True)"
+                f"{_OWN_FOLDER}. If it stopped early by itself, let its last report say so: "
+                "report(..., early_stopped=True)"
             )
         self.close()
         if not math.isfinite(pending["quality"]):
