@@ -384,15 +384,14 @@ class _Member:
     name: str
     module: nn.Module
     above: tuple[nn.Module, ...]  # the modules that it is in, the nearest first
-    own: int | None
-    """Mask of all parameters below it: one that owns some and has children is stopped when these are. None where the
-    optimizer lacks one of them."""
-    around: int
-    """The same, with 0 for None; of a module without any, that of the nearest one above with some, but the model."""
     given: int
     """Mask of the parameters below it that the optimizer has."""
     others: tuple[Tensor, ...]
     """Those that it lacks, such as the weights that adapters are on."""
+    around: int
+    """`given`, of a module without any parameters that of the nearest one above with some, but the model."""
+    around_others: tuple[Tensor, ...]
+    """The same for `others`."""
 
 
 class FrozenPrefix:
@@ -402,9 +401,10 @@ class FrozenPrefix:
       normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
       would permanently use statistics from before the stop.)
     - ``norm_statistics="hold_all"``: so does every norm of the model, whether anything has stopped or not.
-    - ``prefix_mode="eval"``: norms as with ``hold``. A module whose parameters have all been stopped, with nothing that
-      trains before it, is in evaluation mode, and so is what is in it and has no parameters. The model itself, whose
-      outputs may depend on its mode, is not.
+    - ``prefix_mode="eval"``: norms as with ``hold``. A module with parameters, of which none trains any more and none
+      before it, is in evaluation mode, and so is what is in it and has no parameters: one that the user has frozen, too
+      (the weights that adapters are on), once anything has stopped. The model itself, whose outputs may depend on its
+      mode, is not.
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
@@ -441,8 +441,8 @@ class FrozenPrefix:
 
     def _may_treat(self, member: _Member) -> bool:
         if has_running_statistics(member.module):
-            return self._hold_all or member.own is not None
-        return bool((self._evaluate and member.around) or (self._detach and member.given))
+            return True
+        return bool((self._evaluate and (member.around or member.around_others)) or (self._detach and member.given))
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
@@ -464,21 +464,22 @@ class FrozenPrefix:
         moving = ~(stops | mask_of(frozen))
         self._let_go_of_inputs(bool(stops))
         for member in self._members:  # a module before those in it, whose modes come back to its own
-            own, around = member.own, member.around
-            before = 0 if trace is None else trace.before.get(member.name, 0)
-            known = trace is not None or not around & self._shared
-            stands = known and around != 0 and not around & ~stops and not before & moving
+            given, around = member.given, member.around
+            seen = trace is not None and member.name in trace.before
+            before = trace.before[member.name] if trace is not None and seen else 0
+            known = trace is not None or not (given | around) & self._shared
+            trains = not known or bool((given | before) & moving) or _any_trains(member.others)
+            # Without a call of it, it is unknown whether something that trains is before what the user has frozen.
+            around_trains = not known or bool(around & (moving if seen else ~stops) or before & moving)
+            stands = bool(stops) and bool(around or (seen and member.around_others)) and not around_trains
+            stands = self._evaluate and stands and not _any_trains(member.around_others)
             if has_running_statistics(member.module):
-                still = own is not None and not (own | before) & moving and bool((own | before) & stops)
-                self._hold_still(member, hold_all or (self._hold and still) or (self._evaluate and stands))
+                still = self._hold and not trains and bool((given | before) & stops)
+                self._hold_still(member, hold_all or still or stands)
             elif self._evaluate:
                 self._set_mode(member, stands and member.name != "")
             if self._detach:
-                given = member.given
-                known = trace is not None or not given & self._shared
-                still = bool(given & stops) and not (given | before) & moving
-                trains = any(parameter.requires_grad for parameter in member.others)
-                self._detach_output(member.module, cut and known and still and not trains)
+                self._detach_output(member.module, cut and not trains and bool(given & stops))
 
     def _let_go_of_inputs(self, wanted: bool) -> None:
         for handle in self._let_go:
@@ -524,18 +525,22 @@ class FrozenPrefix:
             self._cut.pop(module).remove()
 
 
+def _any_trains(parameters: Iterable[Tensor]) -> bool:
+    return any(parameter.requires_grad for parameter in parameters)
+
+
 def _members(model: nn.Module, number_of: Mapping[int, int]) -> Iterator[_Member]:
     modules = dict(model.named_modules())
-    masks: dict[str, int | None] = {}
+    givens: dict[str, int] = {}
+    others: dict[str, tuple[Tensor, ...]] = {}
     for name, module in modules.items():
         parameters = list(module.parameters())
-        others = tuple(p for p in parameters if id(p) not in number_of)
-        given = mask_of(number_of[id(p)] for p in parameters if id(p) in number_of)
-        masks[name] = None if others else given
+        others[name] = tuple(p for p in parameters if id(p) not in number_of)
+        givens[name] = mask_of(number_of[id(p)] for p in parameters if id(p) in number_of)
         parts = name.split(".")
         above = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
-        around = next((masks[one] for one in (name, *above[:-1]) if masks[one] != 0), 0)
+        nearest = next((one for one in (name, *above[:-1]) if givens[one] or others[one]), name)
         yield _Member(
-            name=name, module=module, above=tuple(modules[one] for one in above), own=masks[name], around=around or 0,
-            given=given, others=others,
+            name=name, module=module, above=tuple(modules[one] for one in above), given=givens[name],
+            others=others[name], around=givens[nearest], around_others=others[nearest],
         )  # fmt: skip

@@ -311,8 +311,8 @@ class VariableFields:
     )
     prefix_mode: str = variable(
         "CAC_PREFIX_MODE", "train", Range(" or ".join(PREFIX_MODES), lambda value: value in PREFIX_MODES),
-        "modules whose parameters have all been stopped, with nothing that trains before them, go on in training mode "
-        "as published, or are in evaluation mode: no dropout there, and norms hold their statistics; eval needs model=",
+        "once layers have stopped, modules in and before which nothing trains go on in training mode as published, or "
+        "are in evaluation mode: no dropout there, and norms hold their statistics; eval needs model=",
         mode="both", published=False,
     )
 # fmt: on

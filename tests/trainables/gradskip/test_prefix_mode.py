@@ -130,6 +130,41 @@ def test_a_block_counts_once_nothing_trains_in_or_before_it() -> None:
     assert modes == 4 * [[True, True, True]] + 2 * [[False, True, True]] + 2 * [[False, False, False]]
 
 
+class Adapted(Block):
+    """A block whose weights the user has frozen, with adapters that train."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(inside, outside)
+        self.requires_grad_(False)
+        self.adapter = nn.ModuleDict({"drop": nn.Dropout(0.2), "down": nn.Conv2d(inside, outside, 3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.adapter["down"](self.adapter["drop"](x))
+
+
+@pytest.mark.parametrize("given", ["what trains", "everything"])
+def test_what_the_user_has_frozen_is_part_of_the_prefix(given: str) -> None:
+    """As with LoRA: whether the optimizer has the frozen weights or not, in front of the first stop, too."""
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(Block(1, 2).requires_grad_(False), Adapted(2, 3), nn.Flatten(), nn.Linear(48, 5))
+
+    model, plain = build(), build()
+    weights = [p for p in model.parameters() if p.requires_grad or given == "everything"]
+    last = next(n for n, p in enumerate(weights) if p is model[1].adapter["down"].bias)
+    settings = Settings(stop_layer_num=(last,), stop_layer_itr=(2,), prefix_mode="eval")
+
+    def freeze(step: int) -> None:
+        if step > 2:
+            plain[:2].requires_grad_(False).eval()
+
+    train(model, SGD(weights, lr=0.1, momentum=0.9, model=model, settings=settings), 6)
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    train(plain, torch.optim.SGD(trained, lr=0.1, momentum=0.9), 6, before=freeze)
+    assert equal(whole(model), whole(plain))
+
+
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     model, optimizer = built()
     train(model, optimizer, 3)
