@@ -224,6 +224,7 @@ LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows, and characters of each.
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
+_OUR_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
 #: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
 _LEAST = 0.98
 #: Why a trial may fail that goes on from another one's checkpoint, and what to do.
@@ -415,6 +416,9 @@ class ScriptRun:
 
     def _tail(self) -> str:
         printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]
+        for line in reversed(printed):
+            if _OUR_ERROR in line:  # it says all; what precedes it is its traceback
+                return f": {line.strip().partition(_OUR_ERROR)[2]}"
         lines = [line.strip()[:_SHOWN_CHARACTERS] for line in printed if line.strip()]
         return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 

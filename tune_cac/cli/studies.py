@@ -49,20 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not layouts:
         raise UserError(f"no study in {folder}: search makes one, or give --results")
-    cells = [["study", "date", "state", "trials", "saved", "MB"]]
+    cells = [["date", "state", "trials", "saved", "MB", "study"]]  # a long name wraps, and nothing is behind it
     dates = {name: layout.info.stat().st_mtime for name, layout in layouts.items()}
     for name in sorted(layouts, key=lambda one: -dates[one]):
         layout = layouts[name]
         try:
             info = layout.read_info()
         except UserError:
-            cells.append([name, "", "cannot be read", "", "", f"{_megabytes(layout.root):.1f}"])
+            cells.append(["", "cannot be read", "", "", f"{_megabytes(layout.root):.1f}", name])
             continue
         ended = layout.ranking.exists()
         cells.append([
-            name, f"{datetime.fromtimestamp(dates[name]):%Y-%m-%d %H:%M}",
+            f"{datetime.fromtimestamp(dates[name]):%Y-%m-%d %H:%M}",
             "running" if is_locked(layout) else "finished" if ended else "interrupted", str(info.trials),
-            percent(info.answer["saved"]) if info.answer else "", f"{_megabytes(layout.root):.1f}",
+            percent(info.answer["saved"]) if info.answer else "", f"{_megabytes(layout.root):.1f}", name,
         ])  # fmt: skip
     print_table(cells)
     return 0

@@ -41,13 +41,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_studies_are_listed_the_latest_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["studies"]) == 0
     header, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert header == ["study", "date", "state", "trials", "saved", "MB"]
+    assert header == ["date", "state", "trials", "saved", "MB", "study"]
     two, three, one = lines
-    assert two[:2] + two[3:4] + two[5:7] == ["two", "1970-01-10", "finished", "25.0", "%"]
-    assert three[:4] == ["three", "cannot", "be", "read"]
-    assert one[3] == "interrupted"
+    assert [two[0], two[2], *two[4:6], two[-1]] == ["1970-01-10", "finished", "25.0", "%", "two"]
+    assert (three[:3], three[-1]) == (["cannot", "be", "read"], "three")
+    assert (one[2], one[-1]) == ("interrupted", "one")
     size = sum(file.stat().st_size for file in (folder / "two").rglob("*") if file.is_file())
-    assert float(two[-1]) == pytest.approx(size / 1e6, abs=0.05)
+    assert float(two[-2]) == pytest.approx(size / 1e6, abs=0.05)
 
 
 def test_only_what_is_named_and_is_a_study_is_deleted(folder: Path, refused: Refused) -> None:
