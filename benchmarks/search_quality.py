@@ -118,15 +118,17 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         wall_time_s = time.perf_counter() - begun
     found = answer(Layout(study), allowed_drop=arguments.allowed)
     trials, best = found.trials, found.best
-    assert best is not None  # the baseline at least
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
     within = ended[ended["accuracy_drop"] <= arguments.allowed + 1e-9]
     points = ended[["accuracy_drop", "saved"]].to_numpy(float) * (-1.0, 1.0)
-    loss, kept = on_fresh_seeds(config_of(best), float(best["saved"]), seed, folder, arguments)
+    saved, loss, kept = 0.0, 0.0, 1.0  # no answer: the user's own run
+    if best is not None:
+        saved = float(best["saved"])
+        loss, kept = on_fresh_seeds(config_of(best), saved, seed, folder, arguments)
     handed = found.answer
     low, high = (handed.low, handed.high) if handed is not None and handed.low is not None else (np.nan, np.nan)
     return Found(
-        saved=float(best["saved"]),
+        saved=saved,
         most=float(within["saved"].max()),
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
