@@ -54,12 +54,13 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 def may_end_prefix(module: Any) -> bool:
     """Return whether a stopped prefix may be extended by this module, which has no parameters.
 
-    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another
-    regularization. Classes are compared exactly, because a subclass may behave differently.
+    Dropout is accepted only where it never has an effect: a mask that is drawn once and reused would be another
+    regularization, and evaluation has the cut of training. Classes are compared exactly, because a subclass may behave
+    differently.
     """
     kind = type(module)
     if kind in _DROPOUTS:
-        return not module.training or bool(module.p == 0)
+        return bool(module.p == 0)
     if kind is nn.Sequential:
         return all(map(may_end_prefix, module))
     if kind is nn.Flatten:

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -176,6 +177,42 @@ def test_reads_of_many_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
     found = counted(loop, monkeypatch)
     rows = sum(range(2, 12))
     assert found["forward_flops"] < 0.75 * 5 * 2 * rows * (3 * 64 + 16)
+
+
+def test_steps_of_which_some_calls_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls a step; of the second epoch's steps one reads once, which alone is measured, the others twice."""
+
+    def loop() -> None:
+        net = layers(8, 8, 8, 8, 2)
+        optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
+        batches = [torch.randn(4, 8) for _ in range(6)]
+        for _ in range(2):
+            for number, x in enumerate(optimizer.gradskip.cache(batches, budget_bytes=10**6)):
+                net(x).sum().backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        optimizer.gradskip._cache.close()
+
+    found = counted(loop, monkeypatch)
+    assert found["measured_steps"] < 6
+    assert found["forward_flops"] == 2 * 4 * (12 * (3 * 64 + 16) - 5 * 2 * 64)
+
+
+def test_a_dropout_behind_the_prefix_does_not_drop_what_is_kept() -> None:
+    """The cut is one in training and in evaluation, though dropout does nothing in the latter."""
+    net = torch.nn.Sequential(*layers(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=replace(FROZEN, stop_layer_num=(1,)))
+    batches = [torch.randn(4, 8) for _ in range(3)]
+    for _ in range(3):
+        for x in optimizer.gradskip.cache(batches, budget_bytes=10**6):
+            net.train()(x).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x in optimizer.gradskip.cache(batches):
+                net.eval()(x)
+    assert optimizer.gradskip._cache.hits == 2 * 3 * 4
+    optimizer.gradskip._cache.close()
 
 
 def test_a_diverged_training_reads_on() -> None:

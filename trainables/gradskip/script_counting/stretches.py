@@ -134,9 +134,9 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         full_of_own = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / full_of_own if full_of_own else 0.0
         for size, count in stretch.counts.items():
-            computing = (*size[:3], 0) if size else ()
+            computing = _computing(size)
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
-            executed = fitted(reading, size) if reading and reads_of(size) else forward
+            executed = _partly_read(reading, whole_forward, size) if reading and reads_of(size) else forward
             totals["forward_flops"] += count * executed
             # Where nothing was stopped the user froze what is read, and the dense run reads it, too.
             totals["dense_flops"] += count * ((executed if stretch.dense else forward) + full)
@@ -149,6 +149,28 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         "measured_steps": sum(len(stretch.sizes) for stretch in stretches if stretch.steps),
         **{name: round(value) for name, value in totals.items()},
     }
+
+
+def _partly_read(reading: Mapping[Size, float], computing: Mapping[Size, float], size: Size) -> float:
+    """Return the forward FLOPs of a step of which some calls read, from those of such steps and of steps without.
+
+    What is saved is in proportion to the calls that read.
+
+    >>> _partly_read({(4, 40, 400, 1): 70.0}, {(4, 40, 400, 0): 100.0}, (4, 40, 400, 3))
+    10.0
+    """
+    share = {other: reads_of(other) / sum(other[:1]) for other in (*reading, size)}  # of the calls
+    alike = {other: flops for other, flops in reading.items() if share[other] == share[size]}
+    if alike or not computing:
+        return fitted(alike or reading, size)
+    whole = {other: fitted(computing, _computing(other)) for other in share}
+    saved = {_computing(other): max(0.0, whole[other] - flops) / share[other] for other, flops in reading.items()}
+    return whole[size] - share[size] * fitted(saved, _computing(size))
+
+
+def _computing(size: Size) -> Size:
+    """Return the size of a step like this one of which no call reads."""
+    return (*size[:3], 0) if size else ()
 
 
 def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
