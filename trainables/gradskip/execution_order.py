@@ -192,7 +192,7 @@ class ExecutionRecorder(OwnedHooks):
 
     A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
     the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
-    is called with inputs without a graph.
+    is called with inputs without a graph. What runs without gradients counts as before whatever is called after it.
 
     Args:
         model: its modules are hooked.
@@ -215,6 +215,7 @@ class ExecutionRecorder(OwnedHooks):
         self._running: list[tuple[int, int, int]] = []
         self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
+        self._unrecorded = 0  # mask of those whose modules ran without gradients, as in reentrant checkpoints
         for index, module in enumerate(self._modules):
             self._handles.append(hook(module, partial(self._enter, index), with_kwargs=True))
             self._handles.append(hook(module, partial(self._leave, index), after=True, always_call=True))
@@ -261,7 +262,7 @@ class ExecutionRecorder(OwnedHooks):
             return
         if not self._running and index == 0:  # modules called separately before are not part of this pass
             self._calls.clear()
-            self._without_graph = 0
+            self._without_graph = self._unrecorded = 0
             self._masks.forget()
         try:
             if not self._running and index == 0:
@@ -276,16 +277,15 @@ class ExecutionRecorder(OwnedHooks):
         mask |= self._running[-1][2] if self._running else 0
         above = (self._running[-1][2] if self._running else 0) | self._frozen(module)
         self._running.append((index, mask, above))
-        known = self._calls.get(index)
-        if known is None:
-            self._calls[index] = _Calls(rank=len(self._calls), first=mask, all=mask)
-        else:
-            known.all |= mask
+        known = self._calls.setdefault(index, _Calls(rank=len(self._calls), first=mask, all=0))
+        known.all |= mask | self._unrecorded  # which of them its input depends on, nobody knows
 
     def _leave(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_traced() or not self._running or self._running[-1][0] != index:
             return
         _, mask, _ = self._running.pop()
+        if not torch.is_grad_enabled():
+            self._unrecorded |= mask_of(self._numbers(module))
         hidden = mask & self._without_graph | self._frozen(module)
         if not self._masks.mark(output, hidden):
             self._without_graph |= hidden

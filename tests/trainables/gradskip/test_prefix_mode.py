@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from conv_models import conv_batches
 from loops import equal
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
@@ -163,6 +164,23 @@ def test_what_the_user_has_frozen_is_part_of_the_prefix(given: str) -> None:
     trained = [p for p in plain.parameters() if p.requires_grad]
     train(plain, torch.optim.SGD(trained, lr=0.1, momentum=0.9), 6, before=freeze)
     assert equal(whole(model), whole(plain))
+
+
+def test_what_trains_in_reentrant_checkpoints_comes_before_what_follows_there() -> None:
+    """Autograd records nothing inside of them, and behind the adapters that train is a norm that the user has frozen."""
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+    model: Any = nn.Sequential(Adapted(1, 2), Checkpointed(Adapted(2, 3), nn.BatchNorm2d(3).requires_grad_(False)))
+    weights = [p for p in model.parameters() if p.requires_grad]
+    settings = Settings(stop_layer_num=(1,), stop_layer_itr=(0,), prefix_mode="eval")
+    optimizer = SGD(weights, lr=0.1, model=model, settings=settings)
+    for _ in range(2):
+        model.train()(torch.randn(2, 1, 8, 8, requires_grad=True)).sum().backward()
+        optimizer.step()
+    assert [model[0].training, model[1][0].training, model[1][1].training] == [False, True, True]
 
 
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
