@@ -6,6 +6,7 @@ Rows are found by a checksum of the input, in training and in evaluation.
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import sys
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from trainables.errors import UserError
+from trainables.gradskip.execution_order import is_traced
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.prefix_cuts import Cut, may_end_prefix, recorded_cuts
 from trainables.runtime.isolation import kept_generators
@@ -191,7 +193,8 @@ class _Forward:
         self._cache, self._original = cache, original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._cache.run(self._original, args, kwargs)
+        # Of a function that is compiled with the model in it nothing is kept.
+        return self._original(*args, **kwargs) if is_traced() else self._cache.run(self._original, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._original, memo)
@@ -311,9 +314,8 @@ class ForwardCache:
         self.cached_through = -1  # place among the cuts of the one whose outputs are kept; -1 for none
         self.hits = 0  # rows of training read so far
         self.misses = 0  # rows of training computed so far because they were not in the cache
-        compiled = [part for part in model.modules() if hasattr(part, "_orig_mod")]
-        self._is_compiled, self._entry = bool(compiled), (compiled or [self.model])[0]
         self.on_read: Callable[[nn.Module], None] | None = None  # called before a training pass without the prefix
+        self._compiled: list[nn.Module] | None = None  # wrappers of the model; None: not looked for
         self._running: _Pass | None = None
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
         self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
@@ -414,15 +416,26 @@ class ForwardCache:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside the block, forward passes of the model read rows that are kept, and keep the others."""
-        entry, self.last = self._entry, None
-        own, original = vars(entry).get("forward"), entry.forward
-        entry.forward = _Forward(self, original)
+        self.last, before = None, [(entry, name, vars(entry).get(name)) for entry, name in self._entries()]
+        for entry, name, _ in before:
+            setattr(entry, name, _Forward(self, getattr(entry, name)))
         try:
             yield
         finally:
-            del entry.forward
-            if own is not None:
-                entry.forward = own
+            for entry, name, own in before:
+                delattr(entry, name)
+                if own is not None:
+                    setattr(entry, name, own)
+
+    def _entries(self) -> list[tuple[nn.Module, str]]:
+        """Return what runs the model and its method; where it is compiled, what runs the compiled code."""
+        if self.model._compiled_call_impl is not None:
+            return [(self.model, "_compiled_call_impl")]
+        dynamo: Any = sys.modules.get("torch._dynamo")  # whose import takes seconds
+        if dynamo and self._compiled is None:  # since this cache was made, perhaps
+            modules = [thing for thing in gc.get_objects() if issubclass(type(thing), dynamo.OptimizedModule)]
+            self._compiled = [module for module in modules if unwrap(module) is self.model]
+        return [(entry, "forward") for entry in self._compiled or [self.model]]
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield an epoch's batches, `running` meanwhile; switch off if its inputs were not those of the one before."""
@@ -567,8 +580,7 @@ class ForwardCache:
     def _replaced(self, now: _Pass) -> Iterator[None]:
         """Replace `forward` of the prefix's modules inside the block."""
         before = {module: module.__dict__.get("forward") for module in now.cut.modules}
-        # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
-        visit = torch.compiler.disable(self._visit) if self._is_compiled else self._visit
+        visit = torch.compiler.disable(self._visit) if "torch._dynamo" in sys.modules else self._visit
         try:
             for module in before:
                 now.originals[module] = module.forward

@@ -55,6 +55,24 @@ def test_compiled_models_are_seen_through(model: nn.Module, images: Tensor, full
         assert cache.hits == theirs.hits > 0
 
 
+@pytest.mark.parametrize("how", ["afterwards", "in place", "its parts", "with what calls it"])
+def test_models_may_be_compiled_in_any_way(model: Any, images: Tensor, how: str) -> None:
+    """The cache was given the model itself; of a function that is compiled with the model in it nothing is kept."""
+    twin, called = copy.deepcopy(model), model
+    twin[:6].train(how == "with what calls it")
+    with cache_of(model) as cache:
+        if how == "in place":
+            model.compile(backend="eager")
+        elif how == "its parts":
+            model[3].compile(backend="eager"), model[6].compile(backend="eager")
+        else:
+            called = torch.compile(model if how == "afterwards" else lambda x: model(x), backend="eager")
+        for _ in range(3):
+            with cache.running():
+                assert torch.equal(called(images[:9]), twin(images[:9]))
+        assert cache.hits == (0 if how == "with what calls it" else 18)
+
+
 @pytest.mark.parametrize("whose", ["torch's", "ours"])
 def test_data_parallel_processes_are_seen_through(model: nn.Module, images: Tensor, whose: str) -> None:
     plain = copy.deepcopy(model)
