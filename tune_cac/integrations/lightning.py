@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -52,9 +52,9 @@ class GradientSkipCallback(Callback):
         settings: None reads the ``CAC_*`` variables when the training begins.
 
     Raises:
-        UserError: in ``fit()``, for several optimizers, for DDP that does not look for unused parameters, for a
-            checkpoint without our state of its last step, for an optimizer that has Gradient-Skip already, and as
-            `trainables.gradskip.wrap`; in a validation, for a search of another metric.
+        UserError: in ``fit()``, for several optimizers or one that a `BaseFinetuning` adds to, for DDP that does not
+            look for unused parameters, for a checkpoint without our state of its last step, for an optimizer that has
+            Gradient-Skip already, and as `trainables.gradskip.wrap`; in a validation, for a search of another metric.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -79,6 +79,14 @@ class GradientSkipCallback(Callback):
                 "the strategy must be ddp_find_unused_parameters_true, got ddp, which waits for gradients of what stops"
             )
         optimizer, total = trainer.optimizers[0], trainer.estimated_stepping_batches
+        given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        adding = [type(one).__name__ for one in callbacks if isinstance(one, BaseFinetuning)]
+        if adding and any(id(parameter) not in given for parameter in pl_module.parameters()):
+            raise UserError(
+                f"the optimizer must have all parameters from the start, and {adding[0]} adds some later: give it all "
+                "in configure_optimizers, and switch their requires_grad in on_train_epoch_start instead"
+            )
         self._skip.begin(
             optimizer, _network_of(pl_module, optimizer), steps=lambda: trainer.global_step,
             is_resumed=trainer.ckpt_path is not None, total_steps=int(total) if total != float("inf") else None,
@@ -98,7 +106,10 @@ class GradientSkipCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the last validation, and whether the training ended early."""
-        self._skip.end(early=trainer.global_step < trainer.estimated_stepping_batches < float("inf"))
+        # Other callbacks change what is expected (averaging adds an epoch), and manual steps may come less often.
+        self._skip.end(
+            early=trainer.should_stop and trainer.global_step < trainer.estimated_stepping_batches < float("inf")
+        )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Let what has stopped train in the next training of the module."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -96,6 +97,11 @@ class TrainerSkip:
                 )
             wrap(own, self._settings, model=model, total_steps=total_steps, schedulers=schedulers, named_in=named_in)
             self.gradskip = own.gradskip  # type: ignore[attr-defined]
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                sharded = self.gradskip.numbering.is_sharded
+                self.gradskip.process_group = None if sharded else torch.distributed.group.WORLD
+            if self.gradskip.step_record is None:
+                self.gradskip.step_record = start(self.gradskip, model)
             self._first_state = self.gradskip.state_dict()
             own.register_state_dict_post_hook(self._state_in_group)
             if getattr(optimizer, "scaler", None) is not None:  # accelerate's, which has taken the step off already
@@ -106,8 +112,6 @@ class TrainerSkip:
                 "the trainer's optimizer has Gradient-Skip already, by wrap or another GradientSkipCallback: leave one "
                 "of them out (for a second trainer of one optimizer, give it the first one's callback)"
             )
-        if skip.step_record is None:
-            skip.step_record = start(skip, model)
         counted = {} if saved is None else saved.get(_TRAINER, {})
         if (at := counted.get("steps", taken)) != taken and skip.settings.mode != "off":
             raise UserError(
@@ -140,14 +144,20 @@ class TrainerSkip:
         self._step_begun = None
 
     def logged(self) -> dict[str, float]:
-        """Return the shares of weights that have stopped and of compute that was saved, by name."""
+        """Return the shares of weights that have stopped and of compute that was saved, by name.
+
+        The latter is unknown where no step before the first stop was counted.
+        """
         if self.gradskip is None:
             return {}
         sizes = [parameter.numel() for parameter in self.gradskip.parameters]
         stopped = sum(sizes[number] for number in self.gradskip.stops.numbers)
-        counted = totals_of(self.gradskip.step_record.stretches)
-        spared = counted["dense_backward_flops"] - counted["backward_flops"]
-        return {"stopped_share": stopped / sum(sizes), "compute_saved": spared / max(counted["dense_flops"], 1)}
+        found, stretches = {"stopped_share": stopped / sum(sizes)}, self.gradskip.step_record.stretches
+        if any(int(one.still, 16) == 0 and any(one.backward_flops) for one in stretches):
+            counted = totals_of(stretches)
+            spared = counted["dense_backward_flops"] - counted["backward_flops"]
+            found["compute_saved"] = spared / max(counted["dense_flops"], 1)
+        return found
 
     def take(self, metrics: Mapping[str, float], chosen_by: str | None = None, direction: str = "max") -> None:
         """Take the metrics of an evaluation, which `flush` reports: there may be several, one a data set.

@@ -167,7 +167,7 @@ def test_what_the_user_has_frozen_is_part_of_the_prefix(given: str) -> None:
 
 
 def test_what_trains_in_reentrant_checkpoints_comes_before_what_follows_there() -> None:
-    """Autograd records nothing inside of them, and behind the adapters that train is a norm that the user has frozen."""
+    """Autograd records nothing inside of them; behind adapters that train is a norm that the user has frozen."""
 
     class Checkpointed(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradskip import Settings, wrap
@@ -18,7 +23,7 @@ from trainables.gradskip.script_counting.stretches import totals_of
 from trainables.script.report_lines import REPORTS_FILE
 
 lightning = pytest.importorskip("lightning.pytorch")
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from tune_cac.integrations.lightning import GradientSkipCallback  # noqa: E402
@@ -88,6 +93,14 @@ def test_it_trains_as_a_wrapped_optimizer_does_and_the_logger_sees_what_stopped(
     # Of three layers with 48, 64 and 16 weights the first needs no gradient of its input; 6 samples a step.
     assert counted["dense_flops"] == 12 * 6 * 2 * (3 * (48 + 64 + 16) - 48)
     assert counted["dense_backward_flops"] - counted["backward_flops"] == 7 * 6 * 2 * (48 + 64)
+
+
+def test_what_is_saved_is_not_told_where_no_step_was_seen_without_a_stop(tmp_path: Path) -> None:
+    fitted(tmp_path, GradientSkipCallback(replace(STOP, stop_layer_itr=(-1,))))
+    [file] = tmp_path.rglob("metrics.csv")
+    assert {"train/stopped_share", "train/compute_saved"} & {*file.read_text().split("\n")[0].split(",")} == {
+        "train/stopped_share"
+    }
 
 
 @pytest.mark.parametrize("step", [4, 8])
@@ -163,6 +176,113 @@ def test_validations_are_reported_as_the_accuracy_of_the_search(
         UserError, match=r"compares by val_loss, .* val_acc: search with --metric val_acc --direction max"
     ):
         fitted(tmp_path, GradientSkipCallback(STOP), monitor)
+
+
+class EverySecondBatch(Classifier):
+    """Whose trainer expects a step a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, number: int) -> None:
+        self.manual_backward(super().training_step(batch))
+        if number % 2:
+            optimizer: Any = self.optimizers()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_all_epochs_of_fewer_steps_than_expected_are_no_early_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", str(tmp_path))
+    (tmp_path / REPORTS_FILE).touch()
+    trainer = fitted(tmp_path, GradientSkipCallback(STOP), module=EverySecondBatch())
+    assert (trainer.global_step, "early_stopped" in (tmp_path / REPORTS_FILE).read_text()) == (6, False)
+
+
+class Transfer(Classifier):
+    """As in Lightning's documentation: a backbone in evaluation mode without gradients, and layers that train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.flops = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), list[int]()
+
+    def training_step(self, batch: Any, *_: Any) -> Any:
+        self.backbone.eval()
+        with torch.no_grad():
+            features = self.backbone(batch[0])
+        return super().training_step((features, batch[1]))
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.counter = FlopCounterMode(display=False).__enter__()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.counter.__exit__(None, None, None)
+        self.flops.append(self.counter.get_total_flops())
+
+
+class ByHand(lightning.Callback):  # type: ignore[name-defined,misc]
+    """Freezes the first layer where the rule does."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        module.net[0].requires_grad_(trainer.global_step < 5)
+
+
+def test_transfer_learning_as_in_lightnings_documentation(tmp_path: Path) -> None:
+    callback = GradientSkipCallback(replace(STOP, lr_factor=1.0))
+    ours = fitted(tmp_path, callback, module=Transfer())
+    by_hand = fitted(tmp_path, ByHand(), module=Transfer())
+    assert all(map(torch.equal, weights(ours), weights(by_hand)))
+    assert ours.lightning_module.flops == by_hand.lightning_module.flops
+    backbone = 12 * 6 * 2 * 36  # without gradients, so no part of what a training costs
+    counted = totals_of(callback.gradskip.step_record.stretches)
+    assert counted["forward_flops"] + counted["backward_flops"] == sum(by_hand.lightning_module.flops) - backbone
+    with pytest.raises(UserError, match="all parameters from the start, and BackboneFinetuning adds some later"):
+        fitted(tmp_path, callback, BackboneFinetuning(1), module=Transfer())
+
+
+TWO = """
+import os
+import sys
+import warnings
+from pathlib import Path
+sys.path[:0] = {path!r}
+import torch, test_lightning as ours
+from torch.utils.data import DataLoader, DistributedSampler
+warnings.filterwarnings("error", "a layer stopped in one of several processes")
+whole, rank = ours.batches().dataset, int(os.environ["RANK"])
+ours.batches = lambda: DataLoader(whole, 3, sampler=DistributedSampler(whole, 2, rank, shuffle=False))
+callback = ours.GradientSkipCallback(ours.STOP)
+trainer = ours.fitted(
+    Path("out"), callback, module=ours.Descent(), devices=2, strategy="ddp_find_unused_parameters_true",
+    use_distributed_sampler=False,
+)
+torch.save([callback.gradskip.iteration, callback.gradskip.stopped, ours.weights(trainer)], f"{{rank}}.pt")
+torch.distributed.barrier()
+os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
+"""
+
+
+class Descent(Classifier):
+    """Whose steps do not enlarge what differs in rounding, as AdamW's do."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_train_as_one_does(tmp_path: Path) -> None:
+    """By gloo, each on every second sample of a batch."""
+    (tmp_path / "train.py").write_text(TWO.format(path=[*sys.path, str(Path(__file__).parent)]))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert first[:2] == second[:2] == [12, (0, 1)]
+    one = weights(fitted(tmp_path, GradientSkipCallback(STOP), module=Descent()))
+    assert all(map(torch.equal, first[2], second[2]))
+    assert all(torch.allclose(*both, atol=1e-6) for both in zip(first[2], one, strict=True))
 
 
 def test_the_sizes_of_batches_and_a_rule_that_looks_at_inputs_see_the_network(

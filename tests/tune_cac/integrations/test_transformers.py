@@ -250,6 +250,8 @@ def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
         assert all(weight.requires_grad for weight in trainer.model.parameters())
         again.train(**options)
         assert (callback.gradskip.iteration, len(callback.gradskip.events)) == (8, 1)
+        logs = [log["compute_saved"] for log in again.state.log_history if log["step"] > 4 and "loss" in log]
+        assert logs == [0.0, pytest.approx(0.096, abs=1e-3)]  # of the steps before it none was of this training
         assert len(callback.gradskip.parameters) == len(list(trainer.model.parameters()))
         assert len(callback.gradskip.stopped) == 21
 
