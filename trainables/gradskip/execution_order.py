@@ -15,11 +15,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.advice import users_level
@@ -116,6 +118,9 @@ class ModelTrace:
     through the owner."""
     before: Mapping[str, int] = field(default_factory=dict)
     """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
+    behind: Mapping[str, int] = field(default_factory=dict)
+    """Mask of the parameters whose owner's input depends on all calls of a module, by its name, of modules without any
+    parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trace in plain types; masks in hexadecimal, as torch.load refuses integers of so many digits."""
@@ -123,6 +128,7 @@ class ModelTrace:
             "ranks": list(self.ranks),
             "upstream": [f"{mask:x}" for mask in self.upstream],
             "before": {name: f"{mask:x}" for name, mask in self.before.items()},
+            "behind": {name: f"{mask:x}" for name, mask in self.behind.items()},
         }
 
     @classmethod
@@ -131,6 +137,7 @@ class ModelTrace:
             ranks=tuple(state["ranks"]),
             upstream=tuple(int(mask, 16) for mask in state["upstream"]),
             before={name: int(mask, 16) for name, mask in state["before"].items()},
+            behind={name: int(mask, 16) for name, mask in state.get("behind", {}).items()},  # older ones lack it
         )
 
     @property
@@ -162,7 +169,7 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
 
     Parameters are in numbering order. Passes on any error of the copy or of the forward pass.
     """
-    with kept_generators(p.device for p in parameters), torch.enable_grad():
+    with kept_generators(p.device for p in parameters), torch.enable_grad(), _disable_current_modes():
         twin = training_copy(model)
         twin_of = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
         recorder = ExecutionRecorder(twin, [twin_of.get(id(p), p) for p in parameters])
@@ -211,6 +218,9 @@ class ExecutionRecorder(OwnedHooks):
         self._parameters = parameters
         self._modules = [] if model is None else list(_called_modules(model, {}).values())
         self._masks = _GraphMasks(self._number_of)
+        self._all_numbers = (1 << len(parameters)) - 1
+        self._bare = {n for n, module in enumerate(self._modules) if next(module.parameters(), None) is None}
+        self._bare_calls: list[int] = []  # indices of modules; each call has a digit behind those of the parameters
         #: For each running module: index, mask of its input, and mask of the frozen parameters around its parts.
         self._running: list[tuple[int, int, int]] = []
         self._calls: dict[int, _Calls] = {}  # by index of the module
@@ -241,10 +251,17 @@ class ExecutionRecorder(OwnedHooks):
             for number in self._numbers(module):
                 if place.rank < ranks[number]:
                     ranks[number] = place.rank
-                    upstream[number] = place.first & ~(1 << number)
+                    upstream[number] = place.first & self._all_numbers & ~(1 << number)
         names = [(calls[id(m)], name) for name, m in self._modules[0].named_modules() if id(m) in calls]
-        before = {name: place.all for place, name in sorted(names, key=lambda named: named[0].rank)}
-        return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before)
+        before = {name: place.all & self._all_numbers for place, name in sorted(names, key=lambda one: one[0].rank)}
+        owners = [(place.all, mask_of(self._numbers(m))) for m, place in _with_callers(self._modules[0], calls)]
+        behind: dict[int, int] = {}
+        for digit, index in enumerate(self._bare_calls, start=len(self._parameters)):
+            readers = reduce(or_, (numbers for mask, numbers in owners if mask >> digit & 1), 0)
+            behind[id(self._modules[index])] = behind.get(id(self._modules[index]), -1) & readers
+        named = self._modules[0].named_modules()
+        behind_names = {name: behind[id(module)] for name, module in named if id(module) in behind}
+        return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before, behind=behind_names)
 
     def _numbers(self, module: nn.Module) -> Iterator[int]:
         for parameter in own_parameters(module):
@@ -254,14 +271,15 @@ class ExecutionRecorder(OwnedHooks):
     def _frozen(self, module: nn.Module) -> int:
         return mask_of(n for n in self._numbers(module) if not self._parameters[n].requires_grad)
 
-    def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Replicas of a module are other modules.
+    def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
+        # Replicas of a module are other modules. Where a hook before this one has removed it, torch gives no kwargs.
         if is_traced() or not self._handles or module is not self._modules[index]:
             return
         if not self._running and (not torch.is_grad_enabled() or in_backward()):
             return
         if not self._running and index == 0:  # modules called separately before are not part of this pass
             self._calls.clear()
+            self._bare_calls.clear()
             self._without_graph = self._unrecorded = 0
             self._masks.forget()
         try:
@@ -286,9 +304,13 @@ class ExecutionRecorder(OwnedHooks):
         _, mask, _ = self._running.pop()
         if not torch.is_grad_enabled():
             self._unrecorded |= mask_of(self._numbers(module))
-        hidden = mask & self._without_graph | self._frozen(module)
-        if not self._masks.mark(output, hidden):
-            self._without_graph |= hidden
+        hidden = mask & (self._without_graph | ~self._all_numbers) | self._frozen(module)
+        own = 0
+        if index in self._bare:
+            own = 1 << (len(self._parameters) + len(self._bare_calls))
+            self._bare_calls.append(index)
+        if not self._masks.mark(output, hidden | own):
+            self._without_graph |= hidden & self._all_numbers
         if self._running:
             return
         if index != 0:  # a model that is called in parts: the next call may use this output

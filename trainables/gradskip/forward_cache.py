@@ -30,6 +30,7 @@ from trainables.errors import UserError
 from trainables.gradskip.execution_order import is_traced
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.prefix_cuts import Cut, may_end_prefix, recorded_cuts
+from trainables.gradskip.stops import is_evaluated
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_structure import leaves_in, tensors_in
@@ -400,7 +401,7 @@ class ForwardCache:
             parameters = [p for part in parts for p in part._parameters.values() if p is not None] + beside
             if any(parameter.requires_grad for parameter in parameters):
                 break
-            if parameters:
+            if parameters and all(map(is_evaluated, self.cuts[place].shared)):  # else they drop in training
                 last = place
         if last < 0:
             return -1

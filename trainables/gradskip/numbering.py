@@ -66,6 +66,18 @@ class Numbering:
             warn_unseen(error)
         self.order_by_trace()
 
+    def trace_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the execution order before the pass with these inputs; where that fails, the pass itself shows it."""
+        if self._recorder is None:
+            return
+        assert self.model is not None
+        try:
+            self.trace = trace_model(self.model, self.parameters, lambda model: model(*args, **kwargs))
+        except Exception:  # noqa: BLE001 - no memory for a copy, a model that cannot be copied
+            return
+        self.stop_recording()
+        self.on_trace()
+
     def record_first_pass(self) -> None:
         assert self.model is not None
         self._recorder = ExecutionRecorder(self.model, self.parameters, self._take_record)

@@ -34,6 +34,8 @@ class Cut:
     """Their names in the model."""
     parameters: tuple[Tensor, ...] = ()
     """Parameters that were read before it, outside of the modules too."""
+    shared: tuple[nn.Module, ...] = ()
+    """Dropouts before it that run behind it, too, or whose output it is."""
 
     def all_parameters(self) -> Iterator[Tensor]:
         """Yield the parameters that the kept output depends on, some perhaps twice."""
@@ -49,6 +51,10 @@ _ENDS = (
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, _DROPOUTS) and module.p > 0
 
 
 def may_end_prefix(module: Any) -> bool:
@@ -269,12 +275,17 @@ def _cuts_in(recorder: _Recorder, model: nn.Module) -> list[Cut]:
         if not _is_cut(recorder, call):
             continue
         before = [one for one in recorder.calls if one.end <= call.end and all(a.end > call.end for a in one.around)]
+        later = {one.module for one in recorder.calls if one.end >= call.end and one not in call.around}
+        drops = {
+            one.name for one in recorder.calls if one.end <= call.end and _drops(one.module) and one.module in later
+        }
         read = {r.value.parameter for r in recorder.reads if r.time < call.end} - {None}
         found.append(
             Cut(
                 modules=tuple(model.get_submodule(one.name) for one in before),
                 names=tuple(one.name for one in before),
                 parameters=tuple(parameter for number, parameter in enumerate(model.parameters()) if number in read),
+                shared=tuple(map(model.get_submodule, sorted(drops))),
             )
         )
     if not found:

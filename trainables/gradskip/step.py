@@ -138,6 +138,7 @@ class SkippingStep:
         self._example_given = example_inputs is not None
         self._example = as_forward(example_inputs) if self._example_given else None
         self._input_hook = ForwardHook(self._take_inputs)
+        self._first_inputs = ForwardHook(self._trace_first_inputs)
         self._before_forward = ForwardHook(self._switch_off)  # where the user switches stopped parameters on
         #: Names of parameters that an earlier optimizer had stopped: warned of at the next step, unless a state is
         #: loaded before.
@@ -519,9 +520,16 @@ class SkippingStep:
 
     def _record_first_pass(self) -> None:
         hidden = self._given_model is None or self._example_given or is_compiled(self._given_model)
+        self._first_inputs.remove()
         if self.numbering.wants_trace and not hidden:
+            if self.settings.prefix_mode == "eval" and self.machine.before_first is not None and self.model is not None:
+                self._first_inputs.watch(self.model)  # what the prefix is counts in that pass already
             self.numbering.record_first_pass()
         self.refresh()
+
+    def _trace_first_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._first_inputs.remove()
+        self.numbering.trace_inputs(args, kwargs)
 
     def bind(self) -> None:
         """Renumber the optimizer's parameters before the first step, after a group was added."""

@@ -377,6 +377,12 @@ class EvalMode:
             module.training, self.acted = False, True
 
 
+def is_evaluated(module: nn.Module) -> bool:
+    """Return whether a prefix keeps the module in evaluation mode."""
+    calls = (call for _, call in module._forward_pre_hooks.items())  # the values lack ours
+    return any(isinstance(call, PrefixHook) and isinstance(call._act, EvalMode) for call in calls)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Member:
     """A module that may be treated."""
@@ -402,9 +408,9 @@ class FrozenPrefix:
       would permanently use statistics from before the stop.)
     - ``norm_statistics="hold_all"``: so does every norm of the model, whether anything has stopped or not.
     - ``prefix_mode="eval"``: norms as with ``hold``. A module with parameters, of which none trains any more and none
-      before it, is in evaluation mode, and so is what is in it and has no parameters: one that the user has frozen, too
-      (the weights that adapters are on), once anything has stopped. The model itself, whose outputs may depend on its
-      mode, is not.
+      before it, is in evaluation mode, and so is what has no parameters and is in it, or read by it alone (a dropout
+      behind embeddings): one that the user has frozen, too (the weights that adapters are on), once anything has
+      stopped. The model itself, whose outputs may depend on its mode, is not.
     - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
       activation before them is kept. For a module that is called twice, or shares its weight with one that is,
       everything that runs before any of its calls counts as before it.
@@ -442,7 +448,7 @@ class FrozenPrefix:
     def _may_treat(self, member: _Member) -> bool:
         if has_running_statistics(member.module):
             return True
-        return bool((self._evaluate and (member.around or member.around_others)) or (self._detach and member.given))
+        return self._evaluate or bool(self._detach and member.given)
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
         """Treat the modules of this prefix, and undo the treatment of all others.
@@ -463,6 +469,7 @@ class FrozenPrefix:
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
         self._let_go_of_inputs(bool(stops))
+        prefix = mask_of(n for n in stopped if trace is not None and not trace.upstream[n] & moving)
         for member in self._members:  # a module before those in it, whose modes come back to its own
             given, around = member.given, member.around
             seen = trace is not None and member.name in trace.before
@@ -473,6 +480,8 @@ class FrozenPrefix:
             around_trains = not known or bool(around & (moving if seen else ~stops) or before & moving)
             stands = bool(stops) and bool(around or (seen and member.around_others)) and not around_trains
             stands = self._evaluate and stands and not _any_trains(member.around_others)
+            if self._evaluate and trace is not None and not (member.given or member.others):
+                stands |= bool(trace.behind.get(member.name, 0) & prefix) and not before & moving
             if has_running_statistics(member.module):
                 still = self._hold and not trains and bool((given | before) & stops)
                 self._hold_still(member, hold_all or still or stands)

@@ -19,6 +19,7 @@ from trainables.gradskip import prefix_cuts
 from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.gradskip.forward_cache import ForwardCache
 from trainables.gradskip.optimizers import SGD
+from trainables.gradskip.settings import Settings
 
 # --- the model stays as it is
 
@@ -153,6 +154,38 @@ def test_a_read_that_no_recording_shows_switches_it_off(monkeypatch: pytest.Monk
         assert cache.enabled == finds
     torch.manual_seed(1)
     assert torch.equal(read, model(x)[0])
+
+
+class DroppedTwice(nn.Module):
+    """One dropout in front of the first layer, behind the second and behind the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.drop, self.layers = nn.Dropout(), nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third, head = self.layers
+        x = self.drop(second(first(self.drop(x))))
+        return head(self.drop(third(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_dropout_of_both_parts_goes_on_dropping(layers: int) -> None:
+    """Nothing behind its first call is kept; plain training is the reference."""
+    found = []
+    for cached in (False, True):
+        model, x = DroppedTwice(), torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+        settings = Settings(stop_layer_num=(2 * layers - 1,), stop_layer_itr=(-1,), prefix_mode="eval")
+        optimizer = SGD(model.parameters(), lr=0.1, model=model, settings=settings)
+        with cache_of(model, forward=None) if cached else nullcontext() as cache:
+            for step in range(3):
+                torch.manual_seed(step)
+                with cache.running() if cache else nullcontext():
+                    model(x).square().sum().backward()
+                optimizer.step()
+        found.append(copy.deepcopy(model.state_dict()))
+    assert all(torch.equal(a, b) for a, b in zip(found[0].values(), found[1].values(), strict=True))
 
 
 @pytest.mark.parametrize(

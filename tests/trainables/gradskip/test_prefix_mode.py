@@ -143,8 +143,41 @@ class Adapted(Block):
         return super().forward(x) + self.adapter["down"](self.adapter["drop"](x))
 
 
+class Towers(nn.Module):
+    """Dropouts within no block: of the stopped part, of the part that trains, between them, and one of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.own, self.between = nn.Dropout(0.3), nn.Dropout(0.3), nn.Dropout(0.3)
+        self.plain, self.twice = nn.BatchNorm2d(1, affine=False), nn.Dropout(0.3)
+        self.block, self.side, self.head = Block(1, 3), nn.Conv2d(1, 3, 3), nn.Linear(108, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = self.side(self.own(x))
+        y = self.block(self.first(self.plain(self.twice(x))))
+        return self.head(self.twice(self.between(y + side)).flatten(1))
+
+
+@pytest.mark.parametrize("at", [-1, 1])
+def test_a_dropout_that_stands_alone_counts_where_a_stopped_layer_reads_it(at: int) -> None:
+    """From the first step on, before which nothing has run; norms without weights, too."""
+    model, plain = Towers(), Towers()
+    settings = Settings(stop_layer_num=(3,), stop_layer_itr=(at,), prefix_mode="eval")
+
+    def freeze(step: int) -> None:
+        if step > at:
+            plain.block.requires_grad_(False).eval()
+            plain.first.eval(), plain.plain.eval()
+
+    train(model, SGD(model.parameters(), lr=0.1, momentum=0.9, model=model, settings=settings), 6)
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), 6, before=freeze)
+    assert equal(whole(model), whole(plain))
+
+
+@pytest.mark.parametrize("at", [-1, 2])
 @pytest.mark.parametrize("given", ["what trains", "everything"])
-def test_what_the_user_has_frozen_is_part_of_the_prefix(given: str) -> None:
+def test_what_the_user_has_frozen_is_part_of_the_prefix(given: str, at: int) -> None:
     """As with LoRA: whether the optimizer has the frozen weights or not, in front of the first stop, too."""
 
     def build() -> Any:
@@ -154,10 +187,10 @@ def test_what_the_user_has_frozen_is_part_of_the_prefix(given: str) -> None:
     model, plain = build(), build()
     weights = [p for p in model.parameters() if p.requires_grad or given == "everything"]
     last = next(n for n, p in enumerate(weights) if p is model[1].adapter["down"].bias)
-    settings = Settings(stop_layer_num=(last,), stop_layer_itr=(2,), prefix_mode="eval")
+    settings = Settings(stop_layer_num=(last,), stop_layer_itr=(at,), prefix_mode="eval")
 
     def freeze(step: int) -> None:
-        if step > 2:
+        if step > at:
             plain[:2].requires_grad_(False).eval()
 
     train(model, SGD(weights, lr=0.1, momentum=0.9, model=model, settings=settings), 6)
