@@ -198,10 +198,13 @@ def _watched_layers(
         for module, base in adapted_layers(unwrap(model)):
             numbers = {number_of[id(p)] for p in module.parameters() if id(p) in number_of}
             members = tuple(sorted(numbers - taken))
-            adapters = set(members) - {number_of.get(id(p)) for p in base.parameters()}
-            if weights := tuple(sorted(n for n in adapters if parameters[n].dim() in dims)):
-                found.append((weights, members))
+            adapters = set(members) - {number_of.get(id(p), -1) for p in base.parameters()}
+            kinds = {p.dim() for p in base.parameters() if p.dim() >= 2} or {parameters[n].dim() for n in adapters}
+            if adapters and kinds & dims:
+                matrices = [n for n in members if n in adapters and parameters[n].dim() >= 2]
+                found.append((tuple(matrices or sorted(adapters)), members))
                 taken |= numbers
+            taken |= adapters
         for module, parts in weight_parts(unwrap(model)):
             numbers = {number_of[id(p)] for p in parts if id(p) in number_of}
             members = tuple(sorted(numbers - taken))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
-from trainables.gradskip.layers import unit_ends, watch_needed
+from trainables.gradskip.layers import make_plan, unit_ends, watch_needed
 
 
 def split_by_decay(model: nn.Module) -> list[dict[str, Any]]:
@@ -101,6 +101,17 @@ class TestWatch:
             assert [[named[n][0].split(".")[3] for n in unit.watched] for unit in units[:2]] == [
                 ["lora_A", "lora_B"]
             ] * 2
+
+    @pytest.mark.parametrize(("kind", "options"), [("Vera", {"r": 2}), ("FourierFT", {"n_frequency": 3}), ("BOFT", {})])
+    def test_adapters_are_of_the_kind_of_the_weight_that_they_are_on(self, kind: str, options: dict[str, int]) -> None:
+        """Vectors of PEFT count, too, and rotations in four dimensions are no convolutions."""
+        peft = pytest.importorskip("peft")
+        config = getattr(peft, f"{kind}Config")(target_modules=["0", "1"], **options)
+        model = peft.get_peft_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)), config)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for watch, units in (("linear", 2), ("conv", 0)):
+            plan = make_plan(trained, (watch,), model=model)
+            assert [unit.end for unit in plan.units] == [len(trained) // 2 - 1, len(trained) - 1][:units]
 
     def test_convolutions_of_other_dimensions_are_watched_by_their_class(self) -> None:
         layers = [nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Conv1d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2)]
