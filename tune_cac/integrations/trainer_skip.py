@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -51,7 +52,7 @@ class TrainerSkip:
     def __init__(self, settings: Settings | None) -> None:
         self._settings = settings
         self.gradskip: GradientSkip | None = None  # of the latest training
-        self._first_state: dict[str, Any] = {}  # of the optimizer of that
+        self._first_states = WeakKeyDictionary[GradientSkip, dict[str, Any]]()  # of all that this has attached
         self._found: dict[str, float] = {}  # metrics that are not reported yet
         self._reported: dict[str, float] = {}
         self._hint = ""  # how to search by a metric that is there
@@ -96,22 +97,22 @@ class TrainerSkip:
                     "that this trainer's optimizer lacks them: they are switched on again, make a new trainer"
                 )
             wrap(own, self._settings, model=model, total_steps=total_steps, schedulers=schedulers, named_in=named_in)
-            self.gradskip = own.gradskip  # type: ignore[attr-defined]
+            new: GradientSkip = own.gradskip  # type: ignore[attr-defined]
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                sharded = self.gradskip.numbering.is_sharded
-                self.gradskip.process_group = None if sharded else torch.distributed.group.WORLD
-            if self.gradskip.step_record is None:
-                self.gradskip.step_record = start(self.gradskip, model)
-            self._first_state = self.gradskip.state_dict()
+                new.process_group = None if new.numbering.is_sharded else torch.distributed.group.WORLD
+            if new.step_record is None:
+                new.step_record = start(new, model)
+            self._first_states[new] = new.state_dict()
             own.register_state_dict_post_hook(self._state_in_group)
             if getattr(optimizer, "scaler", None) is not None:  # accelerate's, which has taken the step off already
                 type(optimizer).__init__(optimizer, own, device_placement=False, scaler=optimizer.scaler)
         skip: GradientSkip = own.gradskip  # type: ignore[attr-defined]
-        if skip is not self.gradskip:
+        if skip not in self._first_states:
             raise UserError(
                 "the trainer's optimizer has Gradient-Skip already, by wrap or another GradientSkipCallback: leave one "
                 "of them out (for a second trainer of one optimizer, give it the first one's callback)"
             )
+        self.gradskip = skip
         counted = {} if saved is None else saved.get(_TRAINER, {})
         if (at := counted.get("steps", taken)) != taken and skip.settings.mode != "off":
             raise UserError(
@@ -126,7 +127,7 @@ class TrainerSkip:
                 "anew without the checkpoint, or go on without the callback"
             )
         elif not is_new:  # another training with the same optimizer
-            skip.load_state_dict(self._first_state)
+            skip.load_state_dict(self._first_states[skip])
         self._found, self._reported, self._trains = {}, {}, True
         self._steps, self._step_begun = steps, None
         is_of_trial = saved is not None and saved.get("step_record", {}).get("trial") == os.environ.get(TRIAL_FOLDER)

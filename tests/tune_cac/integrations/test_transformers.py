@@ -244,9 +244,9 @@ def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
     callback, short = GradientSkipCallback(STOP), {"max_steps": 8, "eval_strategy": "no"}
     trainer = trainer_of(bert, tmp_path, callback, **short)
     trainer.train()
-    others = [trainer, trainer_of(bert, tmp_path, callback, model=trainer.model, **short)]
+    another = trainer_of(bert, tmp_path, callback, model=trainer.model, **short)
     resumed = {"resume_from_checkpoint": str(tmp_path / "checkpoint-4")}
-    for again, options in [(others[0], {}), (others[0], resumed), (others[0], {}), (others[1], {})]:
+    for again, options in [(trainer, {}), (trainer, resumed), (trainer, {}), (another, {}), (trainer, {})]:
         assert all(weight.requires_grad for weight in trainer.model.parameters())
         again.train(**options)
         assert (callback.gradskip.iteration, len(callback.gradskip.events)) == (8, 1)
