@@ -147,14 +147,14 @@ class TrainerSkip:
     def logged(self) -> dict[str, float]:
         """Return the shares of weights that have stopped and of compute that was saved, by name.
 
-        The latter is unknown where no step before the first stop was counted.
+        The latter is unknown where no step before the first stop was counted, and none shows what it left out.
         """
         if self.gradskip is None:
             return {}
         sizes = [parameter.numel() for parameter in self.gradskip.parameters]
         stopped = sum(sizes[number] for number in self.gradskip.stops.numbers)
         found, stretches = {"stopped_share": stopped / sum(sizes)}, self.gradskip.step_record.stretches
-        if any(int(one.still, 16) == 0 and any(one.backward_flops) for one in stretches):
+        if any((int(one.still, 16) == 0 and any(one.backward_flops)) or any(one.left_flops) for one in stretches):
             counted = totals_of(stretches)
             spared = counted["dense_backward_flops"] - counted["backward_flops"]
             found["compute_saved"] = spared / max(counted["dense_flops"], 1)

@@ -333,3 +333,73 @@ def test_a_stop_behind_the_first_step_is_beside_that_step_alone() -> None:
     found = summary_of(record)
     assert found["dense_flops"] == counter.get_total_flops()
     assert found["forward_flops"] + found["backward_flops"] < found["dense_flops"]
+
+
+class Residual(nn.Module):
+    """An operation in place, a sum of two branches, and a product of a tensor with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.last, self.head = nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x), inplace=True)
+        x = x + self.middle(x)
+        rows = x.flatten(2)
+        return self.head(self.last(x + (rows @ rows.mT @ rows).view_as(x)).mean((2, 3)))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x[:, 0, 0].abs().mul(5).long() % 20)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+class Detached(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.head(self.stem(x).detach().mean((2, 3)))
+
+
+@pytest.mark.parametrize(("net", "last"), [(convolutions, 3), (Residual, 3), (Attending, 24), (Attending, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
+    net: Callable[[], nn.Module], last: int, dtype: torch.dtype
+) -> None:
+    """What its backward passes leave out is seen in its forward passes; of torch's own loop."""
+
+    def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+                loss = F.cross_entropy(net(images()[0]).float(), images()[1])
+            loss.backward()
+            optimizer.step()
+
+    frozen, plain, record = net(), net(), record_of()
+    optimizer = gradskip.SGD(frozen.parameters(), lr=0.01, model=frozen, settings=settings((last, -1)))
+    record.add(optimizer.gradskip, frozen)
+    trained(frozen, optimizer)
+    with FlopCounterMode(display=False) as counter:
+        trained(plain, torch.optim.SGD(plain.parameters(), lr=0.01))
+    found = summary_of(record)
+    assert found["dense_flops"] == counter.get_total_flops()
+    assert found["forward_flops"] + found["backward_flops"] < found["dense_flops"]
+
+
+def test_what_is_detached_in_a_frozen_prefix_is_not_guessed() -> None:
+    net, record = Detached(), record_of()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((3, -1)))
+    record.add(optimizer.gradskip, net)
+    for _ in range(5):
+        learn(net, optimizer)
+    found = summary_of(record)
+    assert found["forward_flops"] + found["backward_flops"] == found["dense_flops"]

@@ -380,7 +380,7 @@ class StepRecord:
                 self.change_loop()
             else:
                 self.now.row_begins, self._has_rows = len(self.now.sizes) + 1, True
-        self.now.add(self._size, *seen)
+        self.now.add(self._size, *seen, self._process.flops.left_flops or 0.0)
         self._take_bytes(self.now)
 
     def _look_at_gradients(self) -> None:
@@ -495,7 +495,12 @@ class ProcessRecord:
         if wanting and self._since is None:
             if not self.flops.at_work:
                 self.flops.begin()
-            self._since = (self.flops.forward_flops, self.flops.backward_flops)
+            self._begin_count()
+
+    def _begin_count(self) -> None:
+        self._since = (self.flops.forward_flops, self.flops.backward_flops)
+        skips = (skip for record in self.records if (skip := record.gradskip()) is not None)
+        self.flops.begin_step([skip.parameters[number] for skip in skips for number in skip.stops.numbers])
 
     def watch_parts(self, parameters: Sequence[Tensor]) -> None:
         """Watch the modules that own these parameters; sizes so far were without their calls."""
@@ -554,7 +559,7 @@ class ProcessRecord:
             self.flops.begin()
             self._since = None
         if wanted and self._since is None and not self.stepping:
-            self._since = (self.flops.forward_flops, self.flops.backward_flops)
+            self._begin_count()
 
     def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.

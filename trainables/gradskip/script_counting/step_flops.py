@@ -1,7 +1,9 @@
 """Count the FLOPs of a user's training from inside its process, forward and backward separately.
 
 FLOPs follow the formulas of `runtime.operator_flops` and count as backward while autograd's backward pass runs.
-Operations without gradients outside of it, such as an evaluation between two steps, are not counted.
+Operations without gradients outside of it, such as an evaluation between two steps, are not counted. What a backward
+pass ends before, since weights have been stopped, is counted in the forward pass: the gradient of each factor of a
+product costs as much as the product.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     _pop_mode,
     _push_mode,
 )
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
 from trainables.gradskip.execution_order import in_backward
@@ -37,6 +41,9 @@ _COSTLY = (
 )
 #: The operation by which autocast converts a weight.
 _CAST = torch.ops.aten._to_copy.default
+_DETACH = torch.ops.aten.detach.default
+#: FLOPs of attention's backward pass by those of its forward pass: five products for two.
+_ATTENTION_BACKWARD = 2.5
 #: Tensors that have a storage of their own.
 _PLAIN = (Tensor, nn.Parameter)
 #: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
@@ -54,6 +61,17 @@ class StepFlops(TorchDispatchMode):
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
         self._of_weights: dict[int, int] = {}  # forward FLOPs by number
         self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
+        #: FLOPs that the step's backward pass would have beside its own if nothing were stopped; None: unknown.
+        self.left_flops: float | None = 0.0
+        #: Storages of what would need a gradient then: stopped weights, and what is computed from them alone. A weak
+        #: reference keeps the address from being another's.
+        self._would_need: dict[int, StorageWeakRef] = {}
+
+    def begin_step(self, stopped: Sequence[Tensor]) -> None:
+        """Count what the backward pass of the next step leaves out because of these weights."""
+        self.left_flops, self._would_need = 0.0, {}
+        for weight in stopped:
+            self._note(weight)
 
     def attribute(self, weights: Sequence[Tensor]) -> None:
         """Count the forward FLOPs of the operations that use these weights, by weight; none ends it."""
@@ -105,6 +123,7 @@ class StepFlops(TorchDispatchMode):
             and (number := self._number_of(args[0])) is not None
         ):
             self._copies[out.untyped_storage().data_ptr()] = number, TensorWeakRef(out)
+        left = self._follow(func, args, kwargs, out) if self._would_need and torch.is_grad_enabled() else 0.0
         count = formula_of(func._overloadpacket)
         costly = count is None and any(part in str(func) for part in _COSTLY)
         if count is None and not costly:
@@ -120,9 +139,38 @@ class StepFlops(TorchDispatchMode):
             self.backward_flops += flops
         else:
             self.forward_flops += flops
+            if self.left_flops is not None:
+                self.left_flops += left * flops
             if self._weight_at:
                 self._add_to_weight(args, flops)
         return out
+
+    def _note(self, value: Tensor) -> None:
+        if type(value) in _PLAIN:  # others may have no storage
+            storage = value.untyped_storage()
+            self._would_need[storage._cdata] = StorageWeakRef(storage)
+
+    def _follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float:
+        """Note what is computed from stopped weights, and return what gradients of the operation cost beside its own.
+
+        In forward passes of an operation.
+        """
+        if in_backward():
+            return 0.0
+        values = [value for value in tree_leaves((args, kwargs)) if type(value) in _PLAIN]
+        would = [v for v in values if not v.requires_grad and v.untyped_storage()._cdata in self._would_need]
+        if not would:
+            return 0.0
+        needs = any(value.requires_grad for value in values)
+        if func is _DETACH and not needs:
+            self.left_flops = None  # what follows shares its storage, and would need none
+        if not needs:
+            for value in tree_leaves(out):
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    self._note(value)
+        if "dot_product" in str(func):
+            return 0.0 if needs else _ATTENTION_BACKWARD
+        return float(sum(value.dim() > 1 for value in would))
 
     def _number_of(self, value: Any) -> int | None:
         if type(value) not in _PLAIN:

@@ -5,7 +5,8 @@ every few steps), the mean of many in a row; what others cost is fitted (`input_
 the forward pass, and the backward pass of all sizes by one share. Steps that read from a forward cache have a
 forward pass of their own, alike in a stretch. The dense run has frozen and left out what the user has, and the loop
 that the step has. Where it was never measured so, what stops save is what they saved with other layers left out; in
-another loop the share that they saved there; nothing where that is unknown.
+another loop the share that they saved there; else, as in a run frozen from the first step on, what the forward pass
+shows that the backward pass leaves out.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Stretch:
     row_begins: int | None = None  # number of the first measured step of those in a row, which count alone
     forward_flops: list[int] = field(default_factory=list)  # of each measured step
     backward_flops: list[int] = field(default_factory=list)
+    left_flops: list[float] = field(default_factory=list)  # what stops leave out of it, as the forward pass shows
     sizes: list[Size] = field(default_factory=list)  # size of each measured step's inputs
     counts: dict[Size, int] = field(default_factory=dict)  # number of steps of each size
     gradient_bytes: int = 0
@@ -96,11 +98,12 @@ class Stretch:
         """Return what the user left out, but for some parameters, and the loop."""
         return self.frozen, f"{int(self.unused, 16) & ~int(still, 16):x}", self.loop
 
-    def add(self, size: Size, forward_flops: int, backward_flops: int) -> None:
+    def add(self, size: Size, forward_flops: int, backward_flops: int, left_flops: float) -> None:
         """Note a measured step."""
         self.sizes.append(size)
         self.forward_flops.append(forward_flops)
         self.backward_flops.append(backward_flops)
+        self.left_flops.append(left_flops)
 
 
 def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
@@ -206,7 +209,10 @@ def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
         if unseen and stretch.loop:  # before the sizes of the model's inputs were seen
             before = fitted(_typical(unseen, "backward_flops"), ())
             return {size: max(flops, before) for size, flops in mine.items()}
-        return None
+        if stretch.frozen != measured[0].frozen:  # the user may have frozen what was stopped, too
+            return None
+        seen = {size: flops for size, flops in _typical([stretch], "left_flops").items() if not reads_of(size)}
+        return {size: flops + fitted(seen, _computing(size)) for size, flops in mine.items()} if seen else None
 
     def take(stretch: Stretch, whole: dict[Size, float]) -> None:
         mine, stops = own[id(stretch)], (stretch.stopped, stretch.frozen)
@@ -236,11 +242,14 @@ def _mean(costs: Sequence[Mapping[Size, float]], steps: Sequence[int]) -> dict[S
 
 
 def _typical(stretches: Iterable[Stretch], name: str) -> dict[Size, float]:
-    """Return the FLOPs of a step by size: of those in a row the mean, else the median."""
+    """Return the FLOPs of a step by size: of those in a row the mean, else the median.
+
+    Stretches of an older state have no ``left_flops``.
+    """
     first: dict[Size, list[int]] = {}
     in_a_row: dict[Size, list[int]] = {}
     for stretch in stretches:
-        for look, (size, flops) in enumerate(zip(stretch.sizes, getattr(stretch, name), strict=True)):
+        for look, (size, flops) in enumerate(zip(stretch.sizes, getattr(stretch, name), strict=False)):
             counts = stretch.row_begins is not None and look >= stretch.row_begins
             (in_a_row if counts else first).setdefault(size, []).append(flops)
     medians = {size: float(median_low(values[:LOOKS])) for size, values in first.items()}
