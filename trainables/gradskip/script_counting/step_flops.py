@@ -146,7 +146,7 @@ class StepFlops(TorchDispatchMode):
         return out
 
     def _note(self, value: Tensor) -> None:
-        if type(value) in _PLAIN:  # others may have no storage
+        if _has_storage(value):
             storage = value.untyped_storage()
             self._would_need[storage._cdata] = StorageWeakRef(storage)
 
@@ -157,7 +157,7 @@ class StepFlops(TorchDispatchMode):
         """
         if in_backward():
             return 0.0
-        values = [value for value in tree_leaves((args, kwargs)) if type(value) in _PLAIN]
+        values = [value for value in tree_leaves((args, kwargs)) if _has_storage(value)]
         would = [v for v in values if not v.requires_grad and v.untyped_storage()._cdata in self._would_need]
         if not would:
             return 0.0
@@ -166,7 +166,7 @@ class StepFlops(TorchDispatchMode):
             self.left_flops = None  # what follows shares its storage, and would need none
         if not needs:
             for value in tree_leaves(out):
-                if isinstance(value, Tensor) and value.is_floating_point():
+                if _has_storage(value) and value.is_floating_point():
                     self._note(value)
         if "dot_product" in str(func):
             return 0.0 if needs else _ATTENTION_BACKWARD
@@ -184,6 +184,10 @@ class StepFlops(TorchDispatchMode):
         number = next((n for value in matrices if (n := self._number_of(value)) is not None), None)
         if number is not None:
             self._of_weights[number] = self._of_weights.get(number, 0) + flops
+
+
+def _has_storage(value: Any) -> bool:
+    return type(value) in _PLAIN and value.layout is torch.strided
 
 
 def _in_autograd_function() -> bool:
