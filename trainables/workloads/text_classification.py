@@ -123,6 +123,11 @@ def _encoded(data: str, model: str, text: str, label: str, max_length: int, vali
             f"column {label} of {data} must have 2 or more classes, each of several training texts, got {len(found)} "
             f"labels of {len(rows['train'][1])} texts"
         )
+    if broken := min((one for one in found if re.fullmatch(r"-?\d*\.\d*[1-9]\d*", one)), default=None):
+        raise UserError(
+            f"column {label} of {data} must have classes, got numbers with fractions such as {broken}: a regression is "
+            "trained by a factory of your own (docs/own-training.md)"
+        )
     classes = sorted(found, key=int if all(re.fullmatch(r"-?\d+", label) for label in found) else str)
     number_of = {label: number for number, label in enumerate(classes)}
     for split, (_, labels) in rows.items():

@@ -142,6 +142,11 @@ def test_files_of_all_kinds_are_read_alike(bert: str, tmp_path: Path) -> None:
         ("text,lable\na film,pos\n", (), "unknown column 'label': did you mean 'lable'? Valid: lable, text; give"),
         ("text,label\na,pos\nb,\nc,pos\n", (), "row 1 (from 0) must have a text and a label, got ('b', '')"),
         ("text,label\na,0.1\nb,0.7\n", (), "must have 2 or more classes, each of several training texts, got 2 labels"),
+        (
+            "text,label\na,1\nb,0.7\nc,1\n",
+            (),
+            "must have classes, got numbers with fractions such as 0.7: a regression is",
+        ),
         ("text,label\na,pos,more\n", (), "cannot be read: CSV parse error: Expected 2 columns, got 3"),
         ("text,label\na,x\nb,y\na,y\n", ("model=nowhere/at/all",), "must be a folder of save_pretrained or a name on"),
         ("text,label\na,x\nb,y\na,y\n", ("validation=2",), "must be a share in (0, 1), got 2.0"),
