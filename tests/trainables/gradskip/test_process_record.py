@@ -306,6 +306,22 @@ def test_folds_are_summed_and_those_that_are_gone_stay_counted() -> None:
     assert found["stopped_through"] == 1
 
 
+def test_what_another_optimizer_trains_between_two_of_ours_is_no_part_of_a_step() -> None:
+    """While the first one's next step is still waited for, to be measured."""
+    net, record = model(), record_of()
+    dense = counted_step(net)
+    for _ in range(2):
+        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+        ours = record.add(optimizer.gradskip)
+        begin = ours.state_dict()
+        train(optimizer, net, 1)
+        train(torch.optim.SGD(net.parameters(), lr=0.01), net, 3)
+    assert summary_of(record)["dense_flops"] == 2 * sum(dense)
+    ours.load_state_dict(begin)
+    train(optimizer, net, 1)
+    assert summary_of(record)["dense_flops"] == 2 * sum(dense)
+
+
 def test_a_generator_and_its_critic_are_counted_whole() -> None:
     """Two critic steps for one of the generator; what both executed is what torch counts of the same loop."""
     torch.manual_seed(0)

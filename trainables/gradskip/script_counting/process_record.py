@@ -448,6 +448,7 @@ class StepRecord:
         self.now, self._looks, self._begun_with = self.stretches[-1], {}, {}
         self._loop = max(stretch.loop for stretch in self.stretches)
         self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)
+        self._process.begin_step()
 
 
 class ProcessRecord:
@@ -476,7 +477,7 @@ class ProcessRecord:
             self._trace_run(gradskip, given_model, record, watch)
         self.records.append(record)
         record.begin_stretch(self.stopped())
-        self.settle()
+        self.begin_step()
         return record
 
     def _trace_run(self, gradskip: SkippingStep, given_model: nn.Module | None, record: StepRecord, watch: str) -> None:
@@ -549,6 +550,11 @@ class ProcessRecord:
         return " ".join(
             f"{number}:{mask_of(skip.stops.numbers):x}" for number, skip in skips if skip is not None and skip.stops.any
         )
+
+    def begin_step(self) -> None:
+        """Begin a step with what comes now: what came before is no part of it."""
+        self._since = None
+        self.settle()
 
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
