@@ -27,7 +27,7 @@ ELSEWHERE = ("confirm", "doctor", "--resume")
 #: What a command must print, beside ending well.
 SAVES = {
     "trial --set": r"compute saved (?:[1-9]|\d\d)\.\d %",
-    "trial --schedule": r"inference compute saved, zeros skipped (?:[1-9]|\d\d)\.\d %",
+    "trial --schedule": r"inference compute saved where zeros are skipped (?:[1-9]|\d\d)\.\d %",
     "replay": r"iteration \d+: stops through 0 \(conv1.weight\)",
     "report mine": r": saves (?:[1-9]|\d\d)\.\d % of the training compute",
     "schedule check": r"conv6\.weight",

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 def test_a_full_disk_ends_the_search_in_one_line_and_loses_nothing(tmp_path: Path, tune_cac_command: Run) -> None:
     arguments = ["search", "--trials", "5", "--epochs", "6", "--no-controls", "--name", "s", "--concurrency", "2"]
-    arguments += ["--sampler", "tpe"]  # which trains as many as it is told to
+    arguments += ["--sampler", "tpe", "--seeds", "1"]  # which trains as many as it is told to
     done = subprocess.run(
         [sys.executable, full_disk_search.__file__, "40", *arguments],
         cwd=tmp_path, capture_output=True, text=True, timeout=400,

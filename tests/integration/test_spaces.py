@@ -60,7 +60,8 @@ def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     held = ("--set", "CAC_VAR_START_THR=0.99", "--set", "CAC_WATCH=conv,linear")
     done = run_here(tmp_path, *arguments, "--trials", "3", *held)
     first_line = done.stderr.splitlines()[0]
-    assert first_line.endswith("1 at a time, CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear fixed")
+    assert "1 at a time, on the CPU" in first_line
+    assert first_line.endswith(", CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear fixed")
     baseline, *others = searched(done, study)
     assert baseline == TrialConfig(epochs=2, method="none")
     assert all((config.CAC_VAR_START_THR, config.CAC_WATCH) == (0.99, ("conv", "linear")) for config in others)
