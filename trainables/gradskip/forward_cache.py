@@ -67,13 +67,14 @@ class RowFile:
         """Return a copy of these rows, (B, *row), on the CPU."""
         return self._rows.index_select(0, torch.tensor([self._places[key] for key in keys], dtype=torch.int64))
 
+    @torch.no_grad()  # here as below, so that a count of FLOPs sees that nothing is detached in the model
     def put(self, rows: Mapping[int, int], y: Tensor) -> None:
         """Append rows of y (B, *row): those of the numbers that ``rows`` has for keys that are not here."""
         begin, end = len(self), len(self) + len(rows)
         if hasattr(os, "posix_fallocate"):
             # A full disk is an error here rather than a signal that kills the process at the write.
             os.posix_fallocate(self._file.fileno(), begin * self.row_bytes, len(rows) * self.row_bytes)
-        self._rows[begin:end] = y.detach()[torch.tensor([*rows.values()], device=y.device)].cpu()
+        self._rows[begin:end] = y[torch.tensor([*rows.values()], device=y.device)].cpu()
         self._places.update(zip(rows, range(begin, end), strict=True))
 
     def close(self) -> None:
@@ -83,6 +84,7 @@ class RowFile:
         self._file.close()
 
 
+@torch.no_grad()
 def row_checksums(rows: Tensor) -> Tensor:
     """Compute a checksum of each row's bits: (B, ...) of any dtype to (B,) int64, on the same device.
 
@@ -91,7 +93,7 @@ def row_checksums(rows: Tensor) -> Tensor:
     element always changes it. Two of a million different rows have one checksum with a probability below 10^-5.
     """
     kind = {1: torch.uint8, 2: torch.int16}.get(rows.element_size(), torch.int32)
-    bits = rows.detach().reshape(len(rows), -1).contiguous().view(kind)
+    bits = rows.reshape(len(rows), -1).contiguous().view(kind)
     factors = _factors(bits.shape[1], rows.device)
     at_once = max(1, 2**22 // max(1, bits.shape[1]))  # 32 MB of int64, for any batch size
     sums = []

@@ -147,6 +147,21 @@ def test_a_prefix_that_the_user_froze_is_read_by_the_dense_run_too(monkeypatch: 
     assert found["forward_flops"] < 5 * 6 * 2 * 4 * (3 * 64 + 16)  # and it was read
 
 
+def test_the_dense_run_of_a_prefix_that_never_trained_computes_it_forward_and_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loop() -> None:
+        net = layers(8, 8, 8, 2)
+        frozen = replace(FROZEN, stop_layer_num=(1,))
+        optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=frozen)
+        train_cached(net, optimizer, [torch.randn(4, 8) for _ in range(6)], epochs=5)
+
+    found = counted(loop, monkeypatch)
+    # 120 rows, three products a weight but for the gradient of the inputs.
+    assert found["dense_flops"] == 120 * 2 * (3 * (64 + 64 + 16) - 64)
+    assert found["forward_flops"] + found["backward_flops"] < 120 * 2 * (64 + 3 * (64 + 16) - 64)
+
+
 def test_what_the_model_of_a_second_optimizer_reads_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def loop() -> None:
         encoder, head = layers(8, 8, 8, 8), layers(8, 8, 2)
