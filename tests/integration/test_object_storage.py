@@ -80,20 +80,7 @@ from tune_cac.cli.main import main
 object_storage.COPY_S = 0.5
 sys.exit(main(sys.argv[1:]))
 """
-    command = [
-        *SEARCH,
-        "--results",
-        s3,
-        "--concurrency",
-        "1",
-        "--no-sharing",
-        "--epochs",
-        "12",
-        "--trials",
-        "3",
-        "--seeds",
-        "1",
-    ]
+    command = [*SEARCH, *f"--results {s3} --concurrency 1 --no-sharing --epochs 12 --trials 3 --seeds 1".split()]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *command], cwd=tmp_path,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
