@@ -253,10 +253,11 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # differs from training without the cache, where a stopped batch norm still uses the batch's statistics.
 #
 # **Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
-# rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, 1 to 599 rows) only the result for a single row
-# differed, so those are kept apart. Linear layers of 384 inputs and more round up to 15 vectors otherwise than more (with
-# fewer inputs up to 1 to 7): behind pooled features, or convolutions of 1x1 places, a last batch of so few rows differs in
-# its last bits. On CUDA they may always. In an evaluation whose batches are always the same, rows come from equal batches.
+# rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, 1 to 599 rows) only the result for a single
+# row differed, so those are kept apart. Linear layers of 384 inputs and more round up to 15 vectors otherwise than more
+# (with fewer inputs up to 1 to 7): behind pooled features, or convolutions of 1x1 places, a last batch of so few rows
+# differs in its last bits. On CUDA they may always. In an evaluation whose batches are always the same, rows come from
+# equal batches.
 #
 # Limits: a Python number that a module of the prefix keeps for a later one stays as it was last computed; hooks on the
 # prefix's modules except the last receive other numbers than activations when all rows are read.
