@@ -211,6 +211,7 @@ class TrainerSkip:
         self._trains = False
         if self.gradskip is not None:
             self.gradskip.stops.let_go()
+            self.gradskip.step_record.end_training()
 
     def _state_in_group(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         first, *others = state["param_groups"]

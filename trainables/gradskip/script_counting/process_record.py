@@ -430,6 +430,10 @@ class StepRecord:
             self.stretches.append(new)
         self.now = known or new
 
+    def end_training(self) -> None:
+        """Wait for no further step to measure until the next one was taken: counting slows down every operation."""
+        self._process.stop_looking()
+
     def state_dict(self) -> dict[str, Any]:
         return {"trial": os.environ.get(TRIAL_FOLDER), "stretches": [asdict(stretch) for stretch in self.stretches]}
 
@@ -456,7 +460,7 @@ class ProcessRecord:
 
     def __init__(self) -> None:
         self.flops = StepFlops()
-        self.inputs = InputSizes(self._first_call, self._stop_looking)
+        self.inputs = InputSizes(self._first_call, self.stop_looking)
         self.records: list[StepRecord] = []
         self.steps = 0  # of all optimizers
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
@@ -509,7 +513,7 @@ class ProcessRecord:
         for record in self.records:
             record.change_loop()
 
-    def _stop_looking(self) -> None:
+    def stop_looking(self) -> None:
         """Leave this step uncounted: `torch.jit.trace` takes results for constants while operations are counted."""
         self.flops.end()
         self._since = None
@@ -560,7 +564,7 @@ class ProcessRecord:
         """Switch the counter on if a step is to be measured, else off."""
         wanted = any(record.wants_look for record in self.records)
         if not wanted:
-            self._stop_looking()
+            self.stop_looking()
         elif not self.flops.at_work:
             self.flops.begin()
             self._since = None
