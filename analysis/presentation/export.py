@@ -125,12 +125,25 @@ def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace:
             "    names = every[: every.index(names[0]) + 1]",
         ]
     lines += ["    for name in names:", "        model.get_parameter(name).requires_grad_(False).grad = None"]
-    if holds:
-        kind = "" if settings.prefix_mode == "eval" else f"{norms} and "
+    if settings.prefix_mode == "eval":
+        lines += [
+            "between = []  # modules without weights, which are frozen if frozen weights follow: dropout",
+            "for module in model.modules():  # then, and after every model.train(); not of norms without weights",
+            "    own = list(module.parameters())",
+            "    if not own:",
+            "        between.append(module)",
+            "    elif not any(parameter.requires_grad for parameter in own):",
+            "        for frozen in [*between, module]:",
+            "            frozen.eval()",
+            "        between = []",
+            "    elif any(parameter.requires_grad for parameter in module.parameters(recurse=False)):",
+            "        between = []",
+        ]
+    elif holds:
         lines += [
             "for module in model.modules():  # then, and after every model.train(); not of norms without weights",
             "    own = list(module.parameters())",
-            f"    if {kind}own and not any(parameter.requires_grad for parameter in own):",
+            f"    if {norms} and own and not any(parameter.requires_grad for parameter in own):",
             "        module.eval()",
         ]
     return lines
