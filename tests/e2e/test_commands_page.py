@@ -38,6 +38,7 @@ SAVES = {
 def folder(tmp_path_factory: pytest.TempPathFactory, one_ray: None) -> Path:
     """Where the page's two first searches have run, with fewer trials."""
     folder = tmp_path_factory.mktemp("readme")
+    (folder / "DIR").mkdir()
     (folder / "prune.yaml").write_text(re.findall(r"```yaml\n(# prune.yaml\n.*?)```", PAGE, re.DOTALL)[0])
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
