@@ -23,7 +23,7 @@ SEARCHES = {
     "--schedule prune.yaml --name pruned": ["--trials", "3"],
 }
 #: What is tested elsewhere: a resumption, retraining, a long dry run.
-ELSEWHERE = ("confirm", "doctor", "--resume")
+ELSEWHERE = ("confirm", "doctor", "--resume", "shim")
 #: What a command must print, beside ending well.
 SAVES = {
     "trial --set": r"compute saved (?:[1-9]|\d\d)\.\d %",
@@ -38,7 +38,6 @@ SAVES = {
 def folder(tmp_path_factory: pytest.TempPathFactory, one_ray: None) -> Path:
     """Where the page's two first searches have run, with fewer trials."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "DIR").mkdir()
     (folder / "prune.yaml").write_text(re.findall(r"```yaml\n(# prune.yaml\n.*?)```", PAGE, re.DOTALL)[0])
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)

@@ -129,6 +129,7 @@ def test_it_trains_as_a_wrapped_optimizer_does_and_loggers_see_what_stopped(bert
     assert trainer.state.log_history[-1]["compute_saved"] == last["compute_saved"]
 
 
+@pytest.mark.slow
 def test_a_resumed_training_continues_bit_for_bit(bert: str, tmp_path: Path) -> None:
     whole = trainer_of(bert, tmp_path / "whole", GradientSkipCallback(STOP))
     whole.train()
@@ -240,6 +241,7 @@ def test_only_training_steps_count_as_training_time(bert: str, searched: Path) -
     assert trainer.seconds < second < time.perf_counter() - begun - 2 * 0.5
 
 
+@pytest.mark.slow
 def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
     """By the same trainer, which has its optimizer, or by another one of the same model, which gets a new one."""
     callback, short = GradientSkipCallback(STOP), {"max_steps": 8, "eval_strategy": "no"}
@@ -285,6 +287,7 @@ class Interrupted(TrainerCallback):  # type: ignore[misc]
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_training_has_stopped_is_named(bert: str, tmp_path: Path) -> None:
     """Of a model with frozen weights: those stay frozen."""
     model, _ = lora(bert)
@@ -378,6 +381,7 @@ def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str
     assert all(torch.equal(value, wanted[name]) for name, value in trainer.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_reentrant_checkpointing_goes_on_through_the_stop_and_says_so(bert: str, tmp_path: Path) -> None:
     model, _ = lora(bert)
     settings = first_block(model)
