@@ -125,11 +125,14 @@ def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace:
             "    names = every[: every.index(names[0]) + 1]",
         ]
     lines += ["    for name in names:", "        model.get_parameter(name).requires_grad_(False).grad = None"]
+    each = [
+        "for module in model.modules():  # then, and after every model.train(); not of norms without weights",
+        "    own = list(module.parameters())",
+    ]
     if settings.prefix_mode == "eval":
         lines += [
             "between = []  # modules without weights, which are frozen if frozen weights follow: dropout",
-            "for module in model.modules():  # then, and after every model.train(); not of norms without weights",
-            "    own = list(module.parameters())",
+            *each,
             "    if not own:",
             "        between.append(module)",
             "    elif not any(parameter.requires_grad for parameter in own):",
@@ -141,8 +144,7 @@ def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace:
         ]
     elif holds:
         lines += [
-            "for module in model.modules():  # then, and after every model.train(); not of norms without weights",
-            "    own = list(module.parameters())",
+            *each,
             f"    if {norms} and own and not any(parameter.requires_grad for parameter in own):",
             "        module.eval()",
         ]

@@ -476,12 +476,14 @@ class FrozenPrefix:
             before = trace.before[member.name] if trace is not None and seen else 0
             known = trace is not None or not (given | around) & self._shared
             trains = not known or bool((given | before) & moving) or _any_trains(member.others)
-            # Without a call of it, it is unknown whether something that trains is before what the user has frozen.
-            around_trains = not known or bool(around & (moving if seen else ~stops) or before & moving)
-            stands = bool(stops) and bool(around or (seen and member.around_others)) and not around_trains
-            stands = self._evaluate and stands and not _any_trains(member.around_others)
-            if self._evaluate and trace is not None and not (member.given or member.others):
-                stands |= bool(trace.behind.get(member.name, 0) & prefix) and not before & moving
+            stands = False
+            if self._evaluate and stops:
+                # Without a call of it, it is unknown whether something that trains is before what the user has frozen.
+                around_trains = not known or bool(around & (moving if seen else ~stops) or before & moving)
+                is_inside = bool(around or (seen and member.around_others))
+                stands = is_inside and not around_trains and not _any_trains(member.around_others)
+                if trace is not None and not (given or member.others):
+                    stands |= bool(trace.behind.get(member.name, 0) & prefix) and not before & moving
             if has_running_statistics(member.module):
                 still = self._hold and not trains and bool((given | before) & stops)
                 self._hold_still(member, hold_all or still or stands)

@@ -224,6 +224,7 @@ LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows, and characters of each.
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
+#: Begin of the last line of a traceback of an error of ours.
 _OUR_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
 #: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
 _LEAST = 0.98

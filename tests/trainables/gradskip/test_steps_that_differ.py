@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -314,6 +315,21 @@ def test_what_was_counted_before_a_change_of_the_loop_stands() -> None:
     assert found["forward_flops"] + found["backward_flops"] == pytest.approx(counter.get_total_flops(), rel=0.1)
 
 
+def assert_dense_is_what_torch_counts(
+    make: Callable[[], nn.Module], stop: tuple[int, int], trained: Callable[[Any, torch.optim.Optimizer], None]
+) -> None:
+    """Of a training with a stop against torch's counter over the same one without."""
+    net, plain, record = make(), make(), record_of()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings(stop))
+    record.add(optimizer.gradskip, net)
+    trained(net, optimizer)
+    with FlopCounterMode(display=False) as counter:
+        trained(plain, torch.optim.SGD(plain.parameters(), lr=0.01))
+    found = summary_of(record)
+    assert found["dense_flops"] == counter.get_total_flops()
+    assert found["forward_flops"] + found["backward_flops"] < found["dense_flops"]
+
+
 def test_a_stop_behind_the_first_step_is_beside_that_step_alone() -> None:
     """The only dense step was measured before the sizes of a model that is not called itself were seen."""
 
@@ -323,16 +339,7 @@ def test_a_stop_behind_the_first_step_is_beside_that_step_alone() -> None:
             net.loss(torch.arange(20).reshape(4, 5)).backward()
             optimizer.step()
 
-    net, plain = Language(), Language()
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((2, 0)))
-    record = record_of()
-    record.add(optimizer.gradskip, net)
-    trained(net, optimizer)
-    with FlopCounterMode(display=False) as counter:
-        trained(plain, torch.optim.SGD(plain.parameters(), lr=0.01))
-    found = summary_of(record)
-    assert found["dense_flops"] == counter.get_total_flops()
-    assert found["forward_flops"] + found["backward_flops"] < found["dense_flops"]
+    assert_dense_is_what_torch_counts(Language, (2, 0), trained)
 
 
 class Residual(nn.Module):
@@ -384,15 +391,7 @@ def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
             loss.backward()
             optimizer.step()
 
-    frozen, plain, record = net(), net(), record_of()
-    optimizer = gradskip.SGD(frozen.parameters(), lr=0.01, model=frozen, settings=settings((last, -1)))
-    record.add(optimizer.gradskip, frozen)
-    trained(frozen, optimizer)
-    with FlopCounterMode(display=False) as counter:
-        trained(plain, torch.optim.SGD(plain.parameters(), lr=0.01))
-    found = summary_of(record)
-    assert found["dense_flops"] == counter.get_total_flops()
-    assert found["forward_flops"] + found["backward_flops"] < found["dense_flops"]
+    assert_dense_is_what_torch_counts(net, (last, -1), trained)
 
 
 def test_what_is_detached_in_a_frozen_prefix_is_not_guessed() -> None:

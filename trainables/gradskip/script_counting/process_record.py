@@ -380,7 +380,7 @@ class StepRecord:
                 self.change_loop()
             else:
                 self.now.row_begins, self._has_rows = len(self.now.sizes) + 1, True
-        self.now.add(self._size, *seen, self._process.flops.left_flops or 0.0)
+        self.now.add(self._size, *seen, self._process.flops.left_flops)
         self._take_bytes(self.now)
 
     def _look_at_gradients(self) -> None:

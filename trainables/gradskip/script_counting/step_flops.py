@@ -61,8 +61,7 @@ class StepFlops(TorchDispatchMode):
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
         self._of_weights: dict[int, int] = {}  # forward FLOPs by number
         self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
-        #: FLOPs that the step's backward pass would have beside its own if nothing were stopped; None: unknown.
-        self.left_flops: float | None = 0.0
+        self.left_flops = 0.0  # FLOPs that the step's backward pass would have beside its own if nothing were stopped
         #: Storages of what would need a gradient then: stopped weights, and what is computed from them alone. A weak
         #: reference keeps the address from being another's.
         self._would_need: dict[int, StorageWeakRef] = {}
@@ -139,8 +138,7 @@ class StepFlops(TorchDispatchMode):
             self.backward_flops += flops
         else:
             self.forward_flops += flops
-            if self.left_flops is not None:
-                self.left_flops += left * flops
+            self.left_flops += left * flops
             if self._weight_at:
                 self._add_to_weight(args, flops)
         return out
@@ -151,9 +149,9 @@ class StepFlops(TorchDispatchMode):
             self._would_need[storage._cdata] = StorageWeakRef(storage)
 
     def _follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float:
-        """Note what is computed from stopped weights, and return what gradients of the operation cost beside its own.
+        """Note what is computed from stopped weights, and return what gradients an operation lacks for them.
 
-        In forward passes of an operation.
+        As multiples of the operation's own cost.
         """
         if in_backward():
             return 0.0
@@ -162,8 +160,9 @@ class StepFlops(TorchDispatchMode):
         if not would:
             return 0.0
         needs = any(value.requires_grad for value in values)
-        if func is _DETACH and not needs:
-            self.left_flops = None  # what follows shares its storage, and would need none
+        if func is _DETACH and not needs:  # what follows shares its storage and would need none: nothing is known
+            self.begin_step(())
+            return 0.0
         if not needs:
             for value in tree_leaves(out):
                 if _has_storage(value) and value.is_floating_point():
