@@ -3,10 +3,11 @@
     python benchmarks/seeds.py [--searches 200] [--allowed 0.5] [--rules NAME ...] [--table seeds_digits.csv]
 
 The table has 40 outcomes of digits (`late_stops.py`) on 24 seeds: compute saved, and how many of 599 samples of either
-split are right. A search draws an order of these seeds. On the first it trains outcomes as `tune_cac.tuning.outcomes`
-chooses them, by validation; then what saves most, beside the baseline, on the next ones, as `tune_cac.tuning.race`
-decides with `analysis.metrics.over_seeds`. Where nothing is left that may be the answer, the outcome follows that
-saves most of those that are expected to be within the allowed loss, up to `most_trainings`. The true loss is the mean
+split are right. A search draws an order of these seeds. On the first it trains outcomes of the full run and of the cut
+dense runs (`tune_cac.tuning.controls`) as `tune_cac.tuning.outcomes` chooses them, by validation; then what saves most,
+beside the baseline, on the next ones, as `tune_cac.tuning.race` decides with `analysis.metrics.over_seeds`. Where
+nothing is left that may be the answer, the outcome follows that saves most of those that are expected to be within the
+allowed loss, up to `most_trainings`. Controls are not counted. The true loss is the mean
 on the test split, over all seeds of the table; whether an interval has it is judged by the seeds alone that the search
 did not use.
 
@@ -42,6 +43,7 @@ from analysis.metrics.confirmation import paired_interval
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN
 from trainables.quality import ACCURACY
+from tune_cac.tuning.controls import TRIED
 from tune_cac.tuning.outcomes import LEAST
 from tune_cac.tuning.quality_model import (
     WORTHWHILE,
@@ -56,8 +58,8 @@ from tune_cac.tuning.race import leading
 
 SAMPLES, FULL = 599, 30
 DENSE, FIXED = "30 dense", "15 late 0.6"
-#: Number of further seeds, and confidence with which a mean has to be within the allowed loss.
-RULES = {"3 seeds": (3, 2 / 3), "7 seeds": (7, 2 / 3), "3 seeds, 95 %": (3, 0.95), "7 seeds, 95 %": (7, 0.95)}
+#: Number of further seeds.
+RULES = {f"{number} seeds": number for number in (3, 4, 5, 7)}
 #: Searches on one seed; settings and seeds of ``confirm``; full trainings of a search on one seed, the mean of ours.
 ON_ONE, TOP, CONFIRMED, ON_ONE_COST = ("one seed", "one seed, confirm", "TPE, confirm"), 3, 3, 3.3
 
@@ -78,6 +80,7 @@ class Table:
         self.saved = saved[names].to_numpy()
         self.length = np.array([int(name.split()[0]) / FULL for name in names])
         self.first = np.array([1.0 if name.endswith("dense") else float(name.split()[-1]) for name in names])
+        self.cut = {round(share * FULL): names.index(f"{round(share * FULL)} dense") for share in TRIED}
         own_saved = 1 - (1 - self.saved) / self.length
         self.features = np.column_stack(
             [1.5 * own_saved, self.length, self.first]
@@ -132,16 +135,29 @@ class ReplayedSearch:
 
     def search(self) -> None:
         """Train outcomes on the own seed until none is worth it."""
-        table, shortest = self.table, list(self.table.names).index("15 dense")
-        self.train(shortest)
-        if self.lost[shortest] > self.allowed:
-            self.train(list(table.names).index("24 dense"))
+        self._train_lengths()
         while (chosen := self._chosen()) is not None:
             self.train(chosen)
 
+    def _train_lengths(self, refused: Sequence[int] = ()) -> bool:
+        """Train cut dense runs while the one before loses too much; return whether any was."""
+        before = len(self.lost)
+        for number in self.table.cut.values():
+            if number not in self.lost:
+                self.train(number)
+            if self.lost[number] <= self.allowed and number not in refused:
+                break
+        return len(self.lost) > before
+
+    def _left(self) -> list[int]:
+        """Return what was not trained, of the full run and of cut dense runs that were."""
+        lengths = [1.0, *(length / FULL for length, number in self.table.cut.items() if number in self.lost)]
+        is_left = np.isin(self.table.length, lengths) & (self.table.first < 1)
+        return [int(one) for one in np.flatnonzero(is_left) if one not in self.lost]
+
     def _chosen(self) -> int | None:
         table, tried = self.table, [*self.lost]
-        left = np.array([one for one in range(len(table.names)) if one not in self.lost])
+        left = np.array(self._left(), int)
         left = left[are_new(table.features[left], table.features[tried])]
         if not left.size:
             return None
@@ -201,7 +217,10 @@ class ReplayedSearch:
             if self.further and self.trainings >= most_trainings(1 + seeds) and (number, 1) not in self.further:
                 return None
             if number is None:
-                left = [one for one in range(len(self.table.names)) if one not in self.lost]
+                if self._train_lengths(self._refused(seeds)):
+                    continue
+                if not (left := self._left()):
+                    return None
                 means = self.model(left).mean_over_seeds
                 good = [one for one, mean in zip(left, means, strict=True) if mean <= self._limit(seeds)]
                 if not good or len(self.lost) > 25:
@@ -220,8 +239,11 @@ class ReplayedSearch:
 
     def _limit(self, seeds: int) -> float:
         """Return the mean over seeds up to which an outcome may be the answer."""
-        refused = [one for one, known in self.over_seeds().items() if known.decides(self.allowed, seeds) == BEYOND]
+        refused = self._refused(seeds)
         return self.scale.limit_behind(self.model(refused).mean_over_seeds if refused else np.array([]))
+
+    def _refused(self, seeds: int) -> list[int]:
+        return [one for one, known in self.over_seeds().items() if known.decides(self.allowed, seeds) == BEYOND]
 
     def _leader(self, seeds: int) -> tuple[int | None, str]:
         """Return the outcome whose turn it is, and what is decided of it."""
@@ -249,7 +271,7 @@ class ReplayedSearch:
 def replayed(table: Table, allowed: float, rule: str, draw: int) -> dict[str, float]:
     """Return what one search gives."""
     search, interval = ReplayedSearch(table, allowed, draw), None
-    seeds, over_seeds.DECIDES = RULES.get(rule, (0, 0.0))
+    seeds = RULES.get(rule, 0)
     if rule.startswith("TPE"):
         search.drawn(draw)
     else:

@@ -165,7 +165,7 @@ class StudyOptions:
     lengths: str = option(
         "auto",
         "shares of the run that dense runs are cut to, and on which stops are searched, too, such as 1.0,0.8,0.6; "
-        "auto: half, and 80 % if that loses too much, beside the other controls; 1.0: only runs of full length",
+        "auto: half, then 60 and 80 % while that loses too much, beside the other controls; 1.0: runs of full length",
         metavar="SHARES",
         rare=True,
     )

@@ -28,10 +28,9 @@ from analysis.metrics.saving import quality_of
 OTHER_SEED, SHORTER_ON_SEED = "other seed", "shorter on other seed"
 #: Confidence of the interval that is stated.
 CONFIDENCE = 0.95
-#: One-sided confidence with which the mean of an answer, over all its seeds, is within the allowed loss; and the
-#: probability to become one below which a setting gets no more seeds. More certainty costs more than it gives
-#: (docs/findings.md "Seeds").
-DECIDES, HOPELESS = 2 / 3, 0.1
+#: Probability that the mean over all seeds is within the allowed loss below which a setting gets no more seeds. To ask
+#: of an answer that its mean is surely within costs more than it gives (docs/findings.md "Seeds").
+HOPELESS = 0.1
 #: Degrees of freedom of the expected deviation.
 EXPECTED_DF = 2
 #: What is decided of a setting.
@@ -60,9 +59,9 @@ class OverSeeds:
         high = self.at_most((1 + CONFIDENCE) / 2)
         return 2 * self.mean - high, high
 
-    def is_within(self, allowed: float, confidence: float) -> bool:
-        """Return whether the mean is within the allowed loss with a confidence; by itself where no noise is known."""
-        return (self.at_most(confidence) if self.df else self.mean) <= allowed + ROUNDING
+    def is_within(self, allowed: float) -> bool:
+        """Return whether the mean is within the allowed loss."""
+        return self.mean <= allowed + ROUNDING
 
     def decides(self, allowed: float, seeds: int) -> str:
         """Return whether the mean is within the allowed loss or beyond, with so many further seeds planned.
@@ -74,12 +73,11 @@ class OverSeeds:
         if math.isinf(self.mean):
             return BEYOND
         if self.n >= seeds:
-            return WITHIN if self.is_within(allowed, DECIDES) else BEYOND
+            return WITHIN if self.is_within(allowed) else BEYOND
         if not self.df:
             return OPEN
         one = self.deviation * math.sqrt(self.n)
-        highest = allowed - float(stats.t.ppf(DECIDES, self.df)) * one / math.sqrt(seeds)
-        z = (highest - self.mean) / max(one * math.sqrt(1 / self.n - 1 / seeds), ROUNDING)
+        z = (allowed - self.mean) / max(one * math.sqrt(1 / self.n - 1 / seeds), ROUNDING)
         return BEYOND if stats.t.cdf(z, self.df) < HOPELESS else OPEN
 
 
@@ -186,8 +184,7 @@ def losses_of(trials: pd.DataFrame, split: str | None = None) -> tuple[dict[int,
 
 
 #: Columns that `with_seeds` adds: number of further seeds, mean loss with its interval, loss of the worst seed, by how
-#: much the mean losses of both splits differ, NaN with one split, and whether the mean is within the allowed loss: NA
-#: where it is, but not with enough confidence.
+#: much the mean losses of both splits differ, NaN with one split, and whether the mean is within the allowed loss.
 SEED_COLUMNS = ("seeds", "drop_mean", "drop_low", "drop_high", "drop_worst", "drop_splits", "within_over_seeds")
 
 
@@ -210,9 +207,9 @@ def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) ->
         if number < 0:
             continue
         allowed = float(limit[ranking["trial"] == number].max())
-        within = True if one.is_within(allowed, DECIDES) else False if one.mean > allowed + ROUNDING else pd.NA
         means = [float(np.mean([*split[number].values()])) for split in splits] if math.isfinite(one.mean) else []
-        rows[number] = (one.n, one.mean, *one.interval, one.worst, float(np.ptp(means)) if means else math.nan, within)
+        rows[number] = (one.n, one.mean, *one.interval, one.worst, float(np.ptp(means)) if means else math.nan,
+                        one.is_within(allowed))  # fmt: skip
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(SEED_COLUMNS)).reindex(ranking["trial"])
     kinds: dict[str, Any] = {**dict.fromkeys(SEED_COLUMNS, "float64"), "seeds": "Int64", "within_over_seeds": "boolean"}
     return ranking.assign(**{name: table[name].astype(kinds[name]).set_axis(ranking.index) for name in SEED_COLUMNS})

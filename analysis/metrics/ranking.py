@@ -420,8 +420,7 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
 def best(ranking: pd.DataFrame) -> pd.Series | None:
     """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    Where none is with enough confidence: of those whose mean is, the one whose interval's upper end is lowest. Where
-    none was trained on further seeds: the first that is within it on the search's own. None if there is none.
+    Where none was trained on further seeds: the first that is within it on the search's own. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -433,11 +432,7 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool)]
     if "within_over_seeds" in ranking:
-        known = within["within_over_seeds"]
-        if known.any():
-            within = within[known.fillna(False)]
-        else:
-            within = within[known.isna() & (within["seeds"] > 0)].sort_values("drop_high", kind="stable")
+        within = within[within["within_over_seeds"].fillna(False)]
     return within.iloc[0] if len(within) else None
 
 

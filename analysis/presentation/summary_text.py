@@ -133,7 +133,7 @@ class Answer:
     seeds: int  # seeds that chose nothing; 1: the search's own alone
     confidence: float | None  # of the interval
     compared: str  # what the loss is of, such as "test accuracy"
-    certain: bool  # whether the mean is within the allowed loss as surely as an answer is to be
+    confirmed: bool | None = None  # by fresh seeds; None where none were trained
 
 
 def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answer:
@@ -148,7 +148,7 @@ def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answ
         return Answer(
             **common, saved=retrained_saving(again), loss=float(again[quality.drop]), low=float(again["drop_low"]),
             high=float(again["drop_high"]), worst=float(again["drop_worst"]), seeds=int(again["seeds"]),
-            confidence=float(again["confidence"]), compared=compared(again), certain=bool(again["confirmed"]),
+            confidence=float(again["confidence"]), compared=compared(again), confirmed=bool(again["confirmed"]),
         )  # fmt: skip
     common |= {"saved": float(saved_of_one(best))}
     seeds = best.get("seeds")
@@ -156,16 +156,16 @@ def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answ
         words = metric_words(quality)
         return Answer(
             **common, loss=float(best[quality.drop]), low=None, high=None, worst=None, seeds=1, confidence=None,
-            compared=words, certain=False,
+            compared=words,
         )  # fmt: skip
-    within, tested = best["within_over_seeds"], not pd.isna(best.get(quality.test))
+    tested = not pd.isna(best.get(quality.test))
     words = f"{quality.name} of both splits" if tested else metric_words(quality)
     low, high, splits = (
         None if pd.isna(best.get(name)) else float(best[name]) for name in ("drop_low", "drop_high", "drop_splits")
     )
     return Answer(
         **common, loss=float(best["drop_mean"]), low=low, high=high, splits=splits, worst=float(best["drop_worst"]),
-        seeds=int(seeds), confidence=CONFIDENCE, compared=words, certain=bool(within is not pd.NA and within),
+        seeds=int(seeds), confidence=CONFIDENCE, compared=words,
     )  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd
             about.append(f"splits {drop_number(found.splits, words.quality)} apart")
         lost += f" on average over {found.seeds} seeds" if found.seeds > 1 else " on one further seed"
         lost += f" ({'; '.join(about)}), {allowed}" if about else f", {allowed}"
-        if not found.certain and found.loss <= words.limit + ROUNDING:
+        if found.confirmed is False and found.loss <= words.limit + ROUNDING:
             lost += " That is not certain to be within the allowed loss."
     return f"{what_to_train(best)}: saves {saving}; {found.compared} {lost}"
 

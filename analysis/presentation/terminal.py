@@ -104,7 +104,6 @@ def terminal_table(
             return words.change(float(row[quality.drop]), unit=False) + mark
         if math.isinf(row["drop_mean"]):
             return f"failed{mark}"
-        mark = "?" if pd.isna(row["within_over_seeds"]) else mark
         ends = row["drop_low"], row["drop_high"]
         interval = "" if pd.isna(ends[0]) else f" ({words.range(*ends)})"
         return f"{words.change(float(row['drop_mean']), unit=False)}{interval}{mark}"
@@ -147,7 +146,6 @@ def terminal_table(
     legend = (
         "* the answer" if answer in set(rows["trial"]) else "",
         "! loses more than is allowed" if any(cell.endswith("!") for cell in changes) else "",
-        "? not certain to be within that" if any(cell.endswith("?") for cell in changes) else "",
         f"{plural(left, 'trial')} more: report --all" if left else "",
     )
     return "\n".join([*lines, *textwrap.wrap("; ".join(part for part in legend if part), width)])

@@ -23,9 +23,9 @@ from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTri
 
 #: Lengths of the cut dense runs that are controls, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
-#: Share of the full run that a cut dense run trains where none is given, below which lengths are not chosen, and of
-#: another one if that loses more than the allowed loss (docs/findings.md has others that were tried).
-SHORTEST, LONGER = 0.5, 0.8
+#: Shares of the full run that cut dense runs train where none are given, each after the first if the one before it
+#: loses more than the allowed loss; below the first, lengths are not chosen (docs/findings.md "What saved nothing").
+TRIED = (0.5, 0.6, 0.8)
 
 
 def at_most(share: float, epochs: int) -> int:
@@ -81,8 +81,10 @@ class RunLengths:
         self.searched = searched
         self._learned: dict[int, WarmStart] = {}
         self._chooses = plan.lengths == AUTO_LENGTHS
-        shares = (SHORTEST,) if self._chooses else read_lengths(plan.lengths or "1.0")
-        self._wanted = in_epochs(shares, plan.base.epochs)
+        if self._chooses:
+            self._wanted = in_epochs(TRIED, plan.base.epochs)[::-1]
+        else:
+            self._wanted = in_epochs(read_lengths(plan.lengths or "1.0"), plan.base.epochs)
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""
@@ -98,13 +100,17 @@ class RunLengths:
         if not self.searched:
             return None
         begun = self._begun()
-        longer = in_epochs((LONGER,), self._base.epochs) if self._chooses and self._loses_too_much(begun) else []
-        return next((self._run_of(epochs) for epochs in (*self._wanted, *longer) if epochs not in begun), None)
+        for epochs in self._wanted:
+            if epochs not in begun:
+                return self._run_of(epochs)
+            if self._chooses and not self._loses_too_much(begun[epochs]):
+                return None
+        return None
 
-    def _loses_too_much(self, begun: Mapping[int, FrozenTrial]) -> bool:
-        """Return whether the shortest run has failed or lost more than is allowed, on its seed or over several."""
-        baseline, trial = self._trials.baseline_row(), begun.get(at_most(SHORTEST, self._base.epochs))
-        if trial is None or baseline is None:
+    def _loses_too_much(self, trial: FrozenTrial) -> bool:
+        """Return whether a cut dense run has failed or lost more than is allowed, on its seed or over several."""
+        baseline = self._trials.baseline_row()
+        if baseline is None:
             return False
         quality, row = self._base.quality, trial.user_attrs.get("row")
         if row is None or missing_objectives(row, quality):
@@ -124,7 +130,7 @@ class RunLengths:
         good = [n for n, t in self._begun().items() if "row" in t.user_attrs or not t.state.is_finished()]
         if epochs >= min(good, default=self._base.epochs):
             return None
-        is_tried = not self._chooses or epochs >= at_most(SHORTEST, self._base.epochs)
+        is_tried = not self._chooses or epochs >= at_most(TRIED[0], self._base.epochs)
         return self._run_of(epochs, CUT if is_tried else "control")
 
     def _run_of(self, epochs: int, role: str = CUT) -> PredefinedTrial:
