@@ -16,7 +16,7 @@ from trainables.compression.schedule import (
     ScheduleError,
     read_schedule,
 )
-from trainables.compression.schedule.configs import PRUNERS
+from trainables.compression.schedule.configs import CLASSES, PRUNERS
 from trainables.compression.schedule.timing import Timing
 
 
@@ -61,6 +61,8 @@ def test_a_file_a_text_and_a_mapping_are_the_same(tmp_path: Path) -> None:
 def test_a_schedule_and_its_errors_can_be_sent_to_another_process() -> None:
     schedule = read_schedule(GOOD)
     assert pickle.loads(pickle.dumps(schedule)) == schedule
+    for model in (model for models in CLASSES.values() for model in models.values()):  # those of settings
+        assert pickle.loads(pickle.dumps(model)) is model
     error = ScheduleError(["one", "two"])
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.errors) == (str(error), ("one", "two"))
