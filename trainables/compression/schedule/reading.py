@@ -395,16 +395,14 @@ class _Reader:
             self._findings.error(("version",), f"must be {VERSION}, got {shown(self._given['version'])}")
         self._components = {section: self._section(section, self._given.get(section)) for section in KINDS.values()}
         policies = self._policies(self._given.get("policies"))
-        for section, components in self._components.items():
-            for name, component in components.items():
-                if component is not None and (section, name) not in self._used:
-                    text = "is used by no policy: add one, or leave it out"
-                    self._findings.warnings.append(Problem((section, name), text))
         sections = {
             section: {name: component for name, component in components.items() if component is not None}
             for section, components in self._components.items()
         }
         schedule = replace(empty, policies=tuple(policies), sections=sections)
+        for component in schedule.components():
+            if (place := (component.section, component.name)) not in self._used:
+                self._findings.warnings.append(Problem(place, "is used by no policy: add one, or leave it out"))
         for policy in policies:
             _check_use(policy, schedule.component(policy), self._findings)
         return schedule
