@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from trainables.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _CONVOLUTION = ((3, 4), "a convolution's weight, 3 or 4 dimensions")
@@ -47,37 +46,18 @@ def check_group(group: str, name: str, shape: Sequence[int]) -> None:
             raise UserError(f"{group} of {name} need {wanted}, got shape {'x'.join(map(str, shape)) or '()'}")
 
 
-def group_norms(weight: Tensor, group: str) -> Tensor:
-    """Return the L2 norm of each group, (G,), at least float32; the gradient at a group of zeros is 0."""
-    from torch.linalg import vector_norm
-
-    return vector_norm(weight, dim=_extent(weight, group), dtype=at_least_single(weight.dtype)).flatten()
-
-
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums over a weight, at least float32: half precision overflows at 65,504."""
-    import torch
-
-    return torch.promote_types(dtype, torch.float32)
-
-
 def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> Tensor:
     """Return 1 where an element's group is above the threshold, else 0; shape, dtype and device of the weight.
 
     The criterion ``Max`` is the group's greatest absolute value, ``Mean_Abs`` the mean of its absolute values. With two
     kinds of groups, joined by ``+``, both must be above it.
     """
-    absolute = weight.detach().abs()
-    kept = absolute.new_ones(absolute.shape).bool()
-    for part in group.split("+"):
-        extent = _extent(weight, part)
-        size = absolute.amax(extent, keepdim=True) if criterion == "Max" else absolute.mean(extent, keepdim=True)
-        kept = kept & ~(size <= threshold)  # a NaN counts as large
-    return kept.to(weight.dtype)
-
-
-def _extent(weight: Tensor, group: str) -> tuple[int, ...]:
-    return tuple(dim for dim in range(weight.dim()) if dim not in _INDEXED_BY[group])
+    mask = weight.detach().new_ones(weight.shape)
+    for structures in map(Structures, group.split("+")):
+        absolute = structures.split(weight.detach()).abs()
+        sizes = absolute.amax(1) if criterion == "Max" else absolute.mean(1)
+        mask *= structures.spread(~(sizes <= threshold), weight)  # a NaN counts as large
+    return mask
 
 
 @dataclass(frozen=True)
@@ -113,6 +93,12 @@ class Structures:
             return grouped.permute(0, 2, 4, 1, 3).reshape(-1, r * d)
         indexed = _INDEXED_BY[self.group]
         return weight.movedim(indexed, tuple(range(len(indexed)))).reshape(self.count(weight.shape), -1)
+
+    def norms(self, weight: Tensor, order: int = 2) -> Tensor:
+        """Return each structure's L1 or L2 norm, (G,), at least float32; the gradient at a structure of zeros is 0."""
+        from torch.linalg import vector_norm
+
+        return vector_norm(self.split(weight), order, dim=1)
 
     def spread(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return a mask of a weight's shape, type and device from one value per structure, shape (G,)."""
