@@ -78,21 +78,24 @@ class Structures:
                 f"{tuple(shape)}"
             )
 
+    def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int, int, int]:
+        """Return O/r, r, I/d, d and P, for structures of r filters by d channels, and P kernel positions."""
+        r, d = self.block
+        if self.group != "Blocks":
+            r, d = (1 if dim in _INDEXED_BY[self.group] else shape[dim] for dim in (0, 1))
+        return shape[0] // r, r, shape[1] // d, d, prod(shape[2:])
+
     def count(self, shape: Sequence[int]) -> int:
         """Return G."""
-        if self.group == "Blocks":
-            return prod(shape) // prod(self.block)
-        return prod(shape[dim] for dim in _INDEXED_BY[self.group])
+        filters, _, channels, _, places = self._sizes(shape)
+        return filters * channels * (places if self.group == "Blocks" else 1)
 
     def split(self, weight: Tensor) -> Tensor:
         """Return the weight's structures, shape (G, n); half precision is converted to float32."""
         weight = weight.float() if weight.dtype.is_floating_point and weight.dtype.itemsize < 4 else weight
-        if self.group == "Blocks":
-            r, d = self.block
-            grouped = weight.reshape(weight.shape[0] // r, r, weight.shape[1] // d, d, -1)
-            return grouped.permute(0, 2, 4, 1, 3).reshape(-1, r * d)
-        indexed = _INDEXED_BY[self.group]
-        return weight.movedim(indexed, tuple(range(len(indexed)))).reshape(self.count(weight.shape), -1)
+        order = (0, 2, 4, 1, 3) if self.group == "Blocks" else (0, 2, 1, 3, 4)
+        grouped = weight.reshape(self._sizes(weight.shape))
+        return grouped.permute(order).reshape(self.count(weight.shape), -1)
 
     def norms(self, weight: Tensor, order: int = 2) -> Tensor:
         """Return each structure's L1 or L2 norm, (G,), at least float32; the gradient at a structure of zeros is 0."""
@@ -102,13 +105,9 @@ class Structures:
 
     def spread(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return a mask of a weight's shape, type and device from one value per structure, shape (G,)."""
-        values, shape = values.to(weight), weight.shape
-        if self.group == "Blocks":
-            r, d = self.block
-            grouped = values.reshape(shape[0] // r, 1, shape[1] // d, 1, -1)
-            return grouped.expand(-1, r, -1, d, -1).reshape(shape).contiguous()
-        sizes = [size if dim in _INDEXED_BY[self.group] else 1 for dim, size in enumerate(shape)]
-        return values.reshape(sizes).expand(shape).contiguous()
+        sizes = self._sizes(weight.shape)
+        grouped = values.to(weight).reshape(sizes[0], 1, sizes[2], 1, -1)
+        return grouped.expand(sizes).reshape(weight.shape).contiguous()
 
 
 def ranked_structures(settings: Any) -> Structures:
