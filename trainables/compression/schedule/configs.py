@@ -111,14 +111,8 @@ class GradualConfig(ComponentConfig):
 class BlockConfig(ComponentConfig):
     """The shape of blocks."""
 
-    block_shape: tuple[Count, Count, Count, Count]
+    block_shape: tuple[Count, Count, Literal[1], Literal[1]]
     """Filters, channels, height, width of a block; height and width are 1."""
-
-    @model_validator(mode="after")
-    def _is_flat(self) -> Self:
-        if self.block_shape[2:] != (1, 1):
-            raise ValueError(f"block_shape must end in 1, 1 (height, width), got {list(self.block_shape)}")
-        return self
 
 
 class _StructuresConfig(ComponentConfig):

@@ -1,4 +1,4 @@
-"""Parts of a checked schedule: arguments of policies, components, and the schedule itself. Does not import torch."""
+"""A checked schedule: arguments of policies, components, and what they do in each epoch. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
+from trainables.compression.schedule.configs import (
+    ComponentConfig,
+    Flag,
+    GradualConfig,
+    SparsityLevelParameterPrunerConfig,
+    Whole,
+)
 from trainables.compression.schedule.document import Path, shown
-from trainables.compression.schedule.timing import Timing
+from trainables.compression.schedule.timing import Timing, gradual_share
 
 #: Section of each kind of policy. A policy with several kinds has the first of them, as in the original.
 KINDS = {
@@ -108,3 +114,50 @@ class Schedule:
         """Yield all components, section by section."""
         for section in self.sections.values():
             yield from section.values()
+
+
+def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> tuple[float, float] | None:
+    """Return the least and greatest share that a pruner plans in an active epoch of its policy.
+
+    Structure pruners plan a share of structures, element pruners a share of elements. None: it depends on the data.
+    """
+    settings, args = component.settings, policy.args
+    if isinstance(settings, SparsityLevelParameterPrunerConfig):
+        levels = args.levels if isinstance(args, PrunerPolicyConfig) and args.levels is not None else settings.levels
+        values = list(levels.values()) if isinstance(levels, Mapping) else [float(levels)]
+        return min(values), max(values)
+    if isinstance(settings, GradualConfig):
+        share = gradual_share(settings.initial_sparsity, settings.final_sparsity, policy.timing.progress(epoch))
+        return share, share
+    desired: float | None = getattr(settings, "desired_sparsity", None)
+    share_range: tuple[float, float] | None = getattr(settings, "sparsity_range", None)
+    return share_range if desired is None else (desired, desired)
+
+
+def epoch_table(schedule: Schedule, epochs: int) -> list[list[str]]:
+    """Return the actions in epochs 0..epochs-1, with the planned shares, as text; the first row is the header.
+
+    Consecutive epochs with the same actions have one row, epochs without actions none.
+    """
+    rows: list[tuple[int, int, str]] = []
+    for epoch in range(epochs):
+        active = [policy for policy in schedule.policies if policy.timing.is_active(epoch)]
+        acts = ", ".join(_said(schedule.component(policy), policy, epoch) for policy in active)
+        if rows and rows[-1][1:] == (epoch - 1, acts):
+            rows[-1] = (rows[-1][0], epoch, acts)
+        elif acts:
+            rows.append((epoch, epoch, acts))
+    return [
+        ["epochs", "acts"],
+        *([str(first) if first == last else f"{first}-{last}", acts] for first, last, acts in rows),
+    ]
+
+
+def _said(component: Component, policy: PlannedPolicy, epoch: int) -> str:
+    if policy.kind != "pruner":
+        return component.name
+    share = planned_share(component, policy, epoch)
+    if share is None:
+        return f"{component.name} by data"
+    least, greatest = share
+    return f"{component.name} {least:.4g}" + (f" to {greatest:.4g}" if greatest != least else "")
