@@ -213,7 +213,8 @@ class GradualPruner(Pruner):
     """Zero the same with a share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017)."""
 
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
-        share = gradual_share(self.settings.initial_sparsity, self.settings.final_sparsity, moment.progress)
+        s, progress = self.settings, moment.timing.progress(moment.epoch)
+        share = gradual_share(s.initial_sparsity, s.final_sparsity, progress)
         return smallest_mask(weight, pruned_count(share, weight.numel()))
 
 
@@ -251,7 +252,7 @@ class StructuresPruner(Pruner):
             return float(least + (greatest - least) * drawn)
         if hasattr(s, "desired_sparsity"):
             return float(s.desired_sparsity)
-        return gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress)
+        return gradual_share(s.initial_sparsity, s.final_sparsity, moment.timing.progress(moment.epoch))
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         self._check(weights)  # thinning changes shapes after the pruner was built
