@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from math import prod
 from typing import Any, Literal
@@ -334,11 +334,12 @@ def coupled_groups(
 # exactly: autograd saves it.
 #
 # Shapes: (N, C, *places) is flattened to (N, C * P), P = prod(places); channel c becomes columns c P .. (c + 1) P - 1.
-# Mappings are of lists of torch_pruning's pairs: a channel's index, and that of the root's channel it comes from.
 
 
 def _map_flattenings(graph: Any, kinds: Any) -> None:
     """Set the mapping of every flattening in torch_pruning's graph, and prevent it from inferring them again."""
+    from torch_pruning.dependency.index_mapping import _FlattenIndexMapping  # type: ignore[import-untyped]
+
     for node in graph.module2node.values():
         if node.type != kinds.RESHAPE:
             continue
@@ -347,8 +348,8 @@ def _map_flattenings(graph: Any, kinds: Any) -> None:
             continue
         places = prod(shape[2:])
         for other in node.inputs:
-            _set(other, node, partial(_spread, places))
-            _set(node, other, partial(_gather, places))
+            _set(other, node, _FlattenIndexMapping(places))
+            _set(node, other, _FlattenIndexMapping(places, reverse=True))
         for other in node.outputs:
             _set(other, node, None)
             _set(node, other, None)
@@ -359,14 +360,6 @@ def _set(source: Any, target: Any, mapping: Callable[[list[Any]], list[Any]] | N
     for dependency in source.dependencies:
         if dependency.target is target:
             dependency.index_mapping[0] = mapping
-
-
-def _spread(places: int, channels: list[Any]) -> list[Any]:
-    return [i._replace(idx=k) for i in channels for k in range(i.idx * places, (i.idx + 1) * places)]
-
-
-def _gather(places: int, columns: list[Any]) -> list[Any]:
-    return list(dict.fromkeys(i._replace(idx=i.idx // places) for i in columns))
 
 
 def _channels_behind(node: Any) -> int | None:
