@@ -87,12 +87,6 @@ Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
 Criterion = Literal["Max", "Mean_Abs"]
 
 
-class SparsityLevelParameterPrunerConfig(ComponentConfig):
-    """Zero a share of the elements, those with the smallest absolute values."""
-
-    levels: ByName[Fraction]
-
-
 class GradualConfig(ComponentConfig):
     """A share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017, eq. 1)."""
 
@@ -136,11 +130,6 @@ class _WithBlocksConfig(_StructuresConfig):
         return self
 
 
-class _LpRankedConfig(_WithBlocksConfig):
-    noise: NotNegative = 0.0
-    group_size: Count = 1
-
-
 class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
     """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
 
@@ -151,10 +140,6 @@ class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
         if self.sparsity_range[0] > self.sparsity_range[1]:
             raise ValueError(f"sparsity_range must be [least, greatest], got {list(self.sparsity_range)}")
         return self
-
-
-class _FiltersConfig(_StructuresConfig):
-    group_type: Literal["3D", "Filters"]
 
 
 class SplicingPrunerConfig(ComponentConfig):
@@ -208,27 +193,29 @@ def _by_name(*models: type[ComponentConfig]) -> dict[str, type[ComponentConfig]]
     return {model.class_: model for model in models}
 
 
-def _ranked(name: str, structures: type[_StructuresConfig]) -> tuple[type[ComponentConfig], ...]:
+def _ranked(name: str, base: type[ComponentConfig], **fields: Any) -> tuple[type[ComponentConfig], ...]:
     """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
-    return (
-        _config(name, structures, desired_sparsity=(Fraction, ...)),
-        _config(f"{name}_AGP", structures, GradualConfig),
-    )
+    given = _config(name, base, **fields, desired_sparsity=(Fraction, ...))
+    return given, _config(f"{name}_AGP", base, GradualConfig, **fields)
+
+
+_NORMS: dict[str, Any] = {"noise": (NotNegative, 0.0), "group_size": (Count, 1)}
+_FILTERS: dict[str, Any] = {"group_type": (Literal["3D", "Filters"], ...)}
 
 
 PRUNERS = _by_name(
     _config("SensitivityPruner", sensitivities=(ByName[NotNegative], ...)),
     _config("MagnitudeParameterPruner", thresholds=(ByName[NotNegative], ...)),
-    SparsityLevelParameterPrunerConfig,
+    _config("SparsityLevelParameterPruner", levels=(ByName[Fraction], ...)),
     _config("AutomatedGradualPruner", GradualConfig, weights=(Names, ...)),
-    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig),
-    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig),
+    *_ranked("L1RankedStructureParameterPruner", _WithBlocksConfig, **_NORMS),
+    *_ranked("L2RankedStructureParameterPruner", _WithBlocksConfig, **_NORMS),
     RandomLevelStructureParameterPrunerConfig,
-    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig),
-    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig),
-    *_ranked("GradientRankedFilterPruner", _FiltersConfig),
-    *_ranked("RandomRankedFilterPruner", _FiltersConfig),
-    *_ranked("BernoulliFilterPruner", _FiltersConfig),
+    *_ranked("ActivationAPoZRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("ActivationMeanRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("GradientRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("RandomRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("BernoulliFilterPruner", _StructuresConfig, **_FILTERS),
     _config(
         "StructureParameterPruner",
         reg_regims=(ByName[tuple[NotNegative, Thresholded]], ...),

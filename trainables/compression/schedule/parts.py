@@ -8,13 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from trainables.compression.schedule.configs import (
-    ComponentConfig,
-    Flag,
-    GradualConfig,
-    SparsityLevelParameterPrunerConfig,
-    Whole,
-)
+from trainables.compression.schedule.configs import ComponentConfig, Flag, GradualConfig, Whole
 from trainables.compression.schedule.document import Path, shown
 from trainables.compression.schedule.timing import Timing, gradual_share
 
@@ -27,6 +21,8 @@ KINDS = {
     "extension": "extensions",
     "distiller": "distillers",
 }
+#: The pruners whose policies take ``levels``.
+WITH_LEVELS = "SparsityLevelParameterPruner"
 #: Keys of a policy's epochs, beside ``epochs``.
 RANGE = ("starting_epoch", "ending_epoch", "frequency")
 
@@ -121,8 +117,9 @@ def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> tu
 
     Structure pruners plan a share of structures, element pruners a share of elements. None: it depends on the data.
     """
-    settings, args = component.settings, policy.args
-    if isinstance(settings, SparsityLevelParameterPrunerConfig):
+    settings: Any = component.settings
+    args = policy.args
+    if component.class_name == WITH_LEVELS:
         levels = args.levels if isinstance(args, PrunerPolicyConfig) and args.levels is not None else settings.levels
         values = list(levels.values()) if isinstance(levels, Mapping) else [float(levels)]
         return min(values), max(values)

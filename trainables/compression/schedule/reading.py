@@ -28,7 +28,6 @@ from trainables.compression.schedule.configs import (
     BaiduRNNPrunerConfig,
     ComponentConfig,
     GradualConfig,
-    SparsityLevelParameterPrunerConfig,
     own_config,
 )
 from trainables.compression.schedule.document import (
@@ -50,6 +49,7 @@ from trainables.compression.schedule.matching import ModelFacts, match_schedule
 from trainables.compression.schedule.parts import (
     KINDS,
     RANGE,
+    WITH_LEVELS,
     Component,
     PlannedPolicy,
     PrunerPolicyConfig,
@@ -554,11 +554,9 @@ def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) 
             f"must be in the epochs {first} to {last} of its policy, got {settings.ramp_from(first)}",
         )
     levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
-    if levels is not None and not isinstance(settings, SparsityLevelParameterPrunerConfig):
-        findings.lenient(
-            (*path, "pruner", "args", "levels"),
-            f"has no effect on {component.class_name}: only {SparsityLevelParameterPrunerConfig.class_} has levels",
-        )
+    if levels is not None and component.class_name != WITH_LEVELS:
+        text = f"has no effect on {component.class_name}: only {WITH_LEVELS} has levels"
+        findings.lenient((*path, "pruner", "args", "levels"), text)
 
 
 # --- Schedules as mappings and as readable YAML: sections in order, short lists on one line ---------------------------
