@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompressionScheduler", "PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
-    "build_regularizer",
-    "DistillationPolicy", "Pruner", "Quantizer", "Regularizer", "build_pruner", "build_quantizer", "read_schedule",
-    "ScheduleError", "sensitivity_analysis",
+    "DistillationPolicy", "Pruner", "Quantizer", "Regularizer", "build_pruner", "build_quantizer", "build_regularizer",
+    "read_schedule", "ScheduleError", "sensitivity_analysis",
 ]  # fmt: skip
 
 _named, __dir__ = lazy_names(

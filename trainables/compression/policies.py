@@ -179,9 +179,9 @@ class RegularizationPolicy(Policy):
             mask = training.masks.get(name)  # pruned elements count as zero
             weights[name] = weight.detach() if mask is None else weight.detach() * mask
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1
+        keep = last and self.keep_mask
         for name, mask in self.regularizer.masks(weights).items():
             there = training.masks.get(name)
-            keep = last and self.keep_mask
             mask = mask * there if keep and there is not None else mask
             training.masks.set(name, mask, is_regularization_mask=not keep)
 

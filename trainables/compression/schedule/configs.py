@@ -48,6 +48,8 @@ Names = Annotated[
 T = TypeVar("T")
 #: A value for each parameter name or pattern, at least one.
 ByName = Annotated[dict[Text, T], Field(min_length=1)]
+#: A number >= 0 and a kind of groups for each.
+Regimes = ByName[tuple[NotNegative, T]]
 
 
 class ComponentConfig(BaseModel):
@@ -216,11 +218,7 @@ PRUNERS = _by_name(
     *_ranked("GradientRankedFilterPruner", _StructuresConfig, **_FILTERS),
     *_ranked("RandomRankedFilterPruner", _StructuresConfig, **_FILTERS),
     *_ranked("BernoulliFilterPruner", _StructuresConfig, **_FILTERS),
-    _config(
-        "StructureParameterPruner",
-        reg_regims=(ByName[tuple[NotNegative, Thresholded]], ...),
-        threshold_criteria=(Criterion, ...),
-    ),
+    _config("StructureParameterPruner", reg_regims=(Regimes[Thresholded], ...), threshold_criteria=(Criterion, ...)),
     SplicingPrunerConfig,
     BaiduRNNPrunerConfig,
 )
@@ -366,17 +364,14 @@ QUANTIZERS = _by_name(
 LassoGroup = Literal["2D", "3D", "Filters", "4D", "Channels", "Rows", "Cols", "Rows+Cols", "Cols+Rows", "Channels+4D",
                      "4D+Channels"]  # fmt: skip
 VarianceGroup = Literal["3D", "Filters", "Channels", "Rows", "Cols"]
+_IF_ANY = (Criterion | None, None)
 
 #: lambda sum|w|; lambda times the sum of the groups' L2 norms (Yuan & Lin 2006); lambda over the variance of the
 #: groups' norms, which increases the variance.
 REGULARIZERS = _by_name(
-    _config("L1Regularizer", reg_regims=(ByName[NotNegative], ...), threshold_criteria=(Criterion | None, None)),
-    _config(
-        "GroupLassoRegularizer",
-        reg_regims=(ByName[tuple[NotNegative, LassoGroup]], ...),
-        threshold_criteria=(Criterion | None, None),
-    ),
-    _config("GroupVarianceRegularizer", reg_regims=(ByName[tuple[NotNegative, VarianceGroup]], ...)),
+    _config("L1Regularizer", reg_regims=(ByName[NotNegative], ...), threshold_criteria=_IF_ANY),
+    _config("GroupLassoRegularizer", reg_regims=(Regimes[LassoGroup], ...), threshold_criteria=_IF_ANY),
+    _config("GroupVarianceRegularizer", reg_regims=(Regimes[VarianceGroup], ...)),
 )
 REGULARIZERS["GroupLASSORegularizer"] = REGULARIZERS["GroupLassoRegularizer"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainValidator, model_validator
@@ -136,18 +137,17 @@ def epoch_table(schedule: Schedule, epochs: int) -> list[list[str]]:
 
     Consecutive epochs with the same actions have one row, epochs without actions none.
     """
-    rows: list[tuple[int, int, str]] = []
-    for epoch in range(epochs):
+
+    def acts_in(epoch: int) -> str:
         active = [policy for policy in schedule.policies if policy.timing.is_active(epoch)]
-        acts = ", ".join(_said(schedule.component(policy), policy, epoch) for policy in active)
-        if rows and rows[-1][1:] == (epoch - 1, acts):
-            rows[-1] = (rows[-1][0], epoch, acts)
-        elif acts:
-            rows.append((epoch, epoch, acts))
-    return [
-        ["epochs", "acts"],
-        *([str(first) if first == last else f"{first}-{last}", acts] for first, last, acts in rows),
-    ]
+        return ", ".join(_said(schedule.component(policy), policy, epoch) for policy in active)
+
+    rows = [["epochs", "acts"]]
+    for acts, group in groupby(range(epochs), key=acts_in):
+        first, *others = group
+        if acts:
+            rows.append([f"{first}-{others[-1]}" if others else str(first), acts])
+    return rows
 
 
 def _said(component: Component, policy: PlannedPolicy, epoch: int) -> str:

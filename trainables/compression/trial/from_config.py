@@ -86,9 +86,8 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
             "distill_weight": weight,
             "student_weight": round(1.0 - weight, 9),
         }
-        for name, value in (("teacher", config.distill_teacher), ("checkpoint", config.distill_checkpoint)):
-            if value is not None:
-                arguments[name] = value
+        given = {"teacher": config.distill_teacher, "checkpoint": config.distill_checkpoint}
+        arguments |= {name: value for name, value in given.items() if value is not None}
         begin = config.distill_start_epoch or 0
         if begin >= config.epochs:
             raise UserError(
