@@ -374,4 +374,3 @@ def check_on_model(
         for scheduled in scheduler.policies:
             if isinstance(scheduled.policy, DistillationPolicy):
                 scheduled.policy.look(scheduler.training)
-        scheduler.close()

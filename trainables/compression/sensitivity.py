@@ -32,8 +32,6 @@ LEVELS = tuple(round(0.05 * step, 2) for step in range(20))
 _GROUPS = {"filter": "Filters", "channel": "Channels"}
 #: Smallest number of dimensions of a weight.
 _LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
-#: Tolerance for rounding of an accuracy's loss.
-_ROUNDING = 1e-9
 
 
 class Row(NamedTuple):
@@ -95,9 +93,8 @@ def sensitivity_analysis(
     ascending = sorted({0.0, *(LEVELS if levels is None else levels)})
     dense = evaluate(model)
     rows = []
-    for name, parameter in known.items():
-        if name not in chosen:
-            continue
+    for name in [name for name in known if name in chosen]:
+        parameter = known[name]
         saved = parameter.detach().clone()
         try:
             for level in ascending:
@@ -131,7 +128,7 @@ def proposed_sensitivities(
     found = []
     for name, group in groupby(rows, key=lambda row: row.parameter):
         own = list(group)
-        allowed = allowed_amount(allowed_drop, own[0].top1) + _ROUNDING
+        allowed = allowed_amount(allowed_drop, own[0].top1) + 1e-9  # for rounding
         best = own[0]
         for row in own:
             if not quality.lost(row.top1, own[0].top1) <= allowed:  # also true for NaN

@@ -27,12 +27,10 @@ from trainables.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CONVOLUTION = ((3, 4), "a convolution's weight, 3 or 4 dimensions")
-_MATRIX = ((2,), "a matrix, 2 dimensions")
 #: Allowed numbers of dimensions of a group's weight, and a description of it.
 _WEIGHTS = {
-    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), _CONVOLUTION),
-    **dict.fromkeys(("Rows", "Cols"), _MATRIX),
+    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), ((3, 4), "a convolution's weight, 3 or 4 dimensions")),
+    **dict.fromkeys(("Rows", "Cols"), ((2,), "a matrix, 2 dimensions")),
     "Blocks": ((2, 4), "a matrix or a 2D convolution's weight, 2 or 4 dimensions"),
 }
 #: Dimensions of the weight that index a group's structures; a structure extends over all other dimensions.

@@ -168,7 +168,6 @@ def _tensors(module: Any, sides: Mapping[int, list[int]]) -> list[tuple[nn.Modul
 #
 # Symbols: r a channel of the group's first layer, the root; every module of the group has indices for r.
 #     dead    a module's output in r is zero, because a filter is zero there and later norms and biases will be zeroed
-#     unread  the weights for r are zero in every layer that reads it
 # A channel is removed if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
 
 #: Node types that keep a zero channel zero and do not mix it with others; other activations are found by the outputs.
