@@ -47,8 +47,8 @@ policies:
 def errors(text: str, **options: Any) -> list[str]:
     """What a text is refused with, without the name of the source."""
     with pytest.raises(ScheduleError) as raised:
-        read_schedule(text, source="s", **options)
-    return [error.removeprefix("s:") for error in raised.value.errors]
+        read_schedule(text, **options)
+    return [error.removeprefix("<schedule>:") for error in raised.value.errors]
 
 
 def with_pruner(arguments: str, policy: str = "epochs: [1, 2]") -> str:

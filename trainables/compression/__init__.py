@@ -3,7 +3,7 @@
     import tune_cac as cac
     scheduler = cac.compression.CompressionScheduler(model, "schedule.yaml", optimizer)
 
-Classes of pruners, regularizers and quantizers are called by the names that they have in a schedule (`constructors`).
+Classes of pruners, regularizers and quantizers are called by their names in a schedule (`policies.constructor`).
 Importing this package loads no torch; a name's home is loaded when it is first asked for.
 """
 
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompressionScheduler", "PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
-    "build_regularizer",
-    "DistillationPolicy", "Pruner", "Quantizer", "Regularizer", "build_pruner", "build_quantizer", "read_schedule",
-    "ScheduleError", "sensitivity_analysis",
+    "DistillationPolicy", "Pruner", "Quantizer", "Regularizer", "build_pruner", "build_quantizer", "build_regularizer",
+    "read_schedule", "ScheduleError", "sensitivity_analysis",
 ]  # fmt: skip
 
 _named, __dir__ = lazy_names(
@@ -56,7 +55,7 @@ def __getattr__(name: str) -> Any:
         from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS, REGULARIZERS
 
         if name in {**PRUNERS, **QUANTIZERS, **REGULARIZERS}:
-            from trainables.compression.constructors import constructor
+            from trainables.compression.policies import constructor
 
             return constructor(name)
     return _named(name)

@@ -230,20 +230,20 @@ def build_teacher(
             f"there are no pretrained weights for the teacher {name}: give a checkpoint, or "
             "package.module:function that loads some"
         )
+    sizes = _sizes(student)
     with kept_generators({parameter.device for parameter in student.parameters()}):
         torch.default_generator.manual_seed(_SEED)
         if ":" in name:
             always = {"pretrained": True} if settings.pretrained else {}
-            teacher = called_with_sizes(name, "teacher", _sizes(student), **always)
+            teacher = called_with_sizes(name, "teacher", sizes, **always)
         elif name == SAME:
             teacher = bare_copy(student) if make_model is None else make_model()
+        elif len(sizes) < 2:
+            raise UserError(
+                f"the teacher {name} is built for the student's input channels and classes, but the student has no "
+                "convolution or no linear layer to tell them: give package.module:function"
+            )
         else:
-            sizes = _sizes(student)
-            if len(sizes) < 2:
-                raise UserError(
-                    f"the teacher {name} is built for the student's input channels and classes, but the student has no "
-                    "convolution or no linear layer to tell them: give package.module:function"
-                )
             teacher = build_model(name, sizes["num_classes"], channels=sizes["channels"])
     if settings.checkpoint is not None:
         load_weights(teacher, settings.checkpoint, what="teacher checkpoint", of="the teacher")

@@ -24,8 +24,6 @@ from trainables.errors import UserError, unknown_name
 
 #: Classes of torch whose arguments cannot be given as text.
 _NOT_IN_TEXT = ("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
-#: The memory of `ReduceLROnPlateau`.
-_COUNTERS = ("best", "num_bad_epochs", "cooldown_counter")
 #: Classes of torch that a schedule can name, including `PolynomialLR`.
 _TORCHS: dict[str, type[LRScheduler]] = {
     name: kind
@@ -131,7 +129,8 @@ class ScheduleLR:
         state: dict[str, Any] = {"base_rates": list(self._base_rates)}
         if isinstance(self._scheduler, ReduceLROnPlateau):
             state["rates"] = [float(group["lr"]) for group in self._scratch.param_groups]
-            state["counters"] = {name: getattr(self._scheduler, name) for name in _COUNTERS}
+            memory = ("best", "num_bad_epochs", "cooldown_counter")
+            state["counters"] = {name: getattr(self._scheduler, name) for name in memory}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -198,12 +198,8 @@ class Masks:
 
     def _hook_again(self) -> None:
         """Register the hooks on gradients that the flags ask for."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
         for name, flags in self._flags.items():
-            if flags.mask_gradients:
-                self.mask_gradients(name, True)
+            self.mask_gradients(name, flags.mask_gradients)
 
     @torch.no_grad()
     def _put_back(self, name: str) -> None:

@@ -79,10 +79,9 @@ def bare_copy(model: nn.Module) -> nn.Module:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the context in eval mode without gradients; afterwards restore all modules' modes and the generators."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = {tensor.device for tensor in model.parameters()}
     model.eval()
     try:
-        with torch.no_grad(), kept_generators(devices):
+        with torch.no_grad(), kept_generators(parameter.device for parameter in model.parameters()):
             yield
     finally:
         for module, mode in modes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,8 +28,10 @@ from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.quantizers import Quantizer, build_quantizer
 from trainables.compression.regularizers import Regularizer, build_regularizer
 from trainables.compression.schedule import ModelFacts, PrunerPolicyConfig, Schedule
-from trainables.compression.schedule.configs import KnowledgeDistillationConfig
+from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS, REGULARIZERS, KnowledgeDistillationConfig
+from trainables.compression.schedule.document import Findings, plain
 from trainables.compression.schedule.names import plain_name
+from trainables.compression.schedule.reading import validated
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Kind, check_installed, thin
 from trainables.errors import UserError
@@ -176,9 +179,9 @@ class RegularizationPolicy(Policy):
             mask = training.masks.get(name)  # pruned elements count as zero
             weights[name] = weight.detach() if mask is None else weight.detach() * mask
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1
+        keep = last and self.keep_mask
         for name, mask in self.regularizer.masks(weights).items():
             there = training.masks.get(name)
-            keep = last and self.keep_mask
             mask = mask * there if keep and there is not None else mask
             training.masks.set(name, mask, is_regularization_mask=not keep)
 
@@ -313,16 +316,13 @@ def batchnorms_after(model: nn.Module, run: Callable[[nn.Module], object]) -> di
         if inputs and id(inputs[0]) in outputs:
             found[outputs[id(inputs[0])][0]] = names[module]
 
-    handles = [
-        *(m.register_forward_pre_hook(read) for m in names if isinstance(m, _BatchNorm)),
-        *(m.register_forward_hook(convolved) for m in names if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))),
-    ]
-    try:
-        with evaluating(model):
-            run(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, evaluating(model):
+        for module in names:
+            if isinstance(module, _BatchNorm):
+                hooks.enter_context(module.register_forward_pre_hook(read))
+            elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+                hooks.enter_context(module.register_forward_hook(convolved))
+        run(model)
     return found
 
 
@@ -342,6 +342,28 @@ def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[
         norm: Any = (module.running_mean, module.running_var, module.eps, module.weight, module.bias)
         result[f"{convolution}.weight"] = fuse_conv_bn_weights(weight, None, *norm)[0].detach()
     return result
+
+
+def constructor(class_name: str) -> Callable[..., Pruner | Quantizer | Regularizer]:
+    """Return what builds a component of a class: called with a model, ``name``, ``seed``, and the class's arguments.
+
+    As in ``SensitivityPruner(model, sensitivities={"conv1.weight": 0.5})``. The result is for
+    `CompressionScheduler.add_policy`. ScheduleError: an argument is unknown, missing or out of range.
+    """
+
+    def build(model: nn.Module, *, name: str = class_name, seed: int = 0, **arguments: Any) -> Any:
+        findings = Findings(f"{class_name}()", {})
+        settings = validated({**PRUNERS, **QUANTIZERS, **REGULARIZERS}[class_name], plain(arguments), (), findings)
+        findings.raise_or_warn()
+        assert settings is not None
+        if class_name in PRUNERS:
+            return build_pruner(name, settings, model, seed=seed)
+        if class_name in QUANTIZERS:
+            return build_quantizer(name, settings, model)
+        return build_regularizer(name, settings, model)
+
+    build.__name__ = build.__qualname__ = class_name
+    return build
 
 
 #: Structures that each extension removes.

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned, patterns_of, plain_name
-from trainables.compression.schedule.timing import Moment, Timing, gradual_share
+from trainables.compression.schedule.timing import Moment, gradual_share
 from trainables.compression.structures import check_group, group_mask, ranked_structures
 from trainables.errors import UserError
 from trainables.workloads.user_code import class_named
@@ -126,34 +126,30 @@ class StructureThresholdPruner(Pruner):
         return group_mask(weight, group, threshold, self.settings.threshold_criteria)
 
 
-def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
-    """Return t, which rises along two straight lines (Narang et al. 2017, section 3), in an active epoch e.
-
-    t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on, with theta = 2 q f
-    / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = slope_factor theta; q > 0 is the 90th percentile of |w| of a
-    trained dense network; S, E and f are the policy's starting epoch, ending epoch and frequency. UserError: R is so
-    far outside of the policy's epochs that theta is not a positive number. In a strict schedule R is inside; a
-    published one starts its policy after R, so that the second line applies from the start.
-    """
-    start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
-    if 2 * (ramp_epoch - start) + 3 * (end - ramp_epoch) <= 0:
-        raise UserError(
-            f"ramp_epoch must be between the policy's starting_epoch {start} and ending_epoch {end}, got {ramp_epoch}"
-        )
-    theta = 2 * q * frequency / (2 * (ramp_epoch - start) + 3 * (end - ramp_epoch))
-    if epoch < ramp_epoch:
-        return theta * (epoch - start + 1) / frequency
-    return (theta * (ramp_epoch - start + 1) + slope_factor * theta * (epoch - ramp_epoch + 1)) / frequency
-
-
 class RecurrentPruner(Pruner):
-    """Zero elements whose absolute value is at most `ramp_threshold`."""
+    """Prune with a t that rises along two straight lines (Narang et al. 2017, section 3).
+
+    In an active epoch e, t = theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R
+    on, with theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1) and phi = ramp_slope_mult theta; q > 0 is the 90th
+    percentile of |w| of a trained dense network; S, E and f are the policy's starting epoch, ending epoch and
+    frequency. UserError: R is so far outside of the policy's epochs that theta is not a positive number. In a strict
+    schedule R is inside; a published one starts its policy after R, so that the second line applies from the start.
+    """
 
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
-        s, timing = self.settings, moment.timing
-        ramp_epoch = s.ramp_from(timing.starting_epoch)
-        threshold = ramp_threshold(moment.epoch, timing, q=s.q, ramp_epoch=ramp_epoch, slope_factor=s.ramp_slope_mult)
-        return threshold_mask(weight, threshold)
+        s, epoch, timing = self.settings, moment.epoch, moment.timing
+        start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
+        ramp = s.ramp_from(start)
+        span = 2 * (ramp - start) + 3 * (end - ramp)
+        if span <= 0:
+            raise UserError(
+                f"ramp_epoch must be between the policy's starting_epoch {start} and ending_epoch {end}, got {ramp}"
+            )
+        theta = 2 * s.q * frequency / span
+        if epoch < ramp:
+            return threshold_mask(weight, theta * (epoch - start + 1) / frequency)
+        risen = theta * (ramp - start + 1) + s.ramp_slope_mult * theta * (epoch - ramp + 1)
+        return threshold_mask(weight, risen / frequency)
 
 
 class SplicingPruner(Pruner):
@@ -199,10 +195,9 @@ def kept_after(values: Tensor, count: int) -> Tensor:
     return kept
 
 
-def level_mask(weight: Tensor, share: float) -> Tensor:
-    """Return the mask, of any weight's shape, type and device, that removes a share of the elements, the smallest."""
-    kept = kept_after(weight.detach().abs().flatten(), pruned_count(share, weight.numel()))
-    return kept.to(weight.dtype).reshape(weight.shape)
+def smallest_mask(weight: Tensor, count: int) -> Tensor:
+    """Return the mask, of any weight's shape, type and device, that removes the k elements of least absolute value."""
+    return kept_after(weight.detach().abs().flatten(), count).to(weight.dtype).reshape(weight.shape)
 
 
 class LevelPruner(Pruner):
@@ -211,15 +206,16 @@ class LevelPruner(Pruner):
     argument = "levels"
 
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
-        return level_mask(weight, self.values[name])
+        return smallest_mask(weight, pruned_count(self.values[name], weight.numel()))
 
 
 class GradualPruner(Pruner):
     """Zero the same with a share that grows by a cubic over the policy's active epochs (Zhu & Gupta 2017)."""
 
     def mask(self, name: str, weight: Tensor, current: Tensor | None, moment: Moment) -> Tensor:
-        s = self.settings
-        return level_mask(weight, gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress))
+        s, progress = self.settings, moment.timing.progress(moment.epoch)
+        share = gradual_share(s.initial_sparsity, s.final_sparsity, progress)
+        return smallest_mask(weight, pruned_count(share, weight.numel()))
 
 
 class StructuresPruner(Pruner):
@@ -256,7 +252,7 @@ class StructuresPruner(Pruner):
             return float(least + (greatest - least) * drawn)
         if hasattr(s, "desired_sparsity"):
             return float(s.desired_sparsity)
-        return gradual_share(s.initial_sparsity, s.final_sparsity, moment.progress)
+        return gradual_share(s.initial_sparsity, s.final_sparsity, moment.timing.progress(moment.epoch))
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         self._check(weights)  # thinning changes shapes after the pruner was built
@@ -285,7 +281,7 @@ class NormRankedPruner(StructuresPruner):
     order = 1
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
-        norms = torch.linalg.vector_norm(self.structures.split(weight), self.order, dim=1)
+        norms = self.structures.norms(weight, self.order)
         if noise := getattr(self.settings, "noise", 0.0):
             # Drawn on the CPU, so that the ranking is the same on every device.
             factors = torch.randn(len(norms), generator=self.generator, dtype=torch.float64)
@@ -319,8 +315,7 @@ class BernoulliPruner(StructuresPruner):
         count = self.structures.count(weight.shape)
         kept = (torch.rand(count, generator=self.generator, dtype=torch.float64) >= share).double()
         if not kept.any():
-            norms = torch.linalg.vector_norm(self.structures.split(weight), dim=1)
-            kept[norms.argmax().cpu()] = 1
+            kept[self.structures.norms(weight).argmax().cpu()] = 1
         return kept * (count / kept.sum())
 
 
@@ -340,6 +335,12 @@ class _SeenPruner(StructuresPruner):
     def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
         super().__init__(settings, model, generator)
         self.sums: dict[str, Tensor] = {}  # the collected data by weight, shape (..., F)
+        self._handles: list[RemovableHandle] = []
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
         sums, count = self.sums.pop(name, None), self.structures.count(weight.shape)
@@ -352,48 +353,16 @@ class _SeenPruner(StructuresPruner):
     def score(self, sums: Tensor) -> Tensor:
         """Return the filters' scores, shape (F,), by the collected data of a weight."""
 
+    def _add(self, name: str, new: Tensor) -> None:
+        """Add to a weight's data; data from before a thinning include removed filters and are discarded."""
+        before = self.sums.get(name)
+        self.sums[name] = new if before is None or before.shape != new.shape else before.to(new.device) + new
+
     def state_dict(self) -> dict[str, Any]:
         return {"sums": {name: sums.clone() for name, sums in self.sums.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sums = dict(state["sums"])
-
-
-class ApozPruner(_SeenPruner):
-    """Remove filters whose activations are most often inactive, APoZ (Hu et al. 2016, eq. 1).
-
-    Activations <= 0 count as inactive, so that functions that never return exactly 0 are ranked too.
-    """
-
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        convolutions(model, self.ranked)
-        self._watch = ActivationWatch(self.ranked)
-        self.sums = self._watch.sums
-
-    def start(self, model: nn.Module) -> None:
-        self._watch.start(model)
-
-    def stop(self) -> None:
-        self._watch.stop()
-
-    def score(self, sums: Tensor) -> Tensor:
-        inactive, _, seen = sums
-        return -inactive / seen
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self._watch.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._watch.load_state_dict(state["seen"])
-
-
-class ActivationMeanPruner(ApozPruner):
-    """Remove filters with the smallest mean activation (Molchanov et al. 2017, section 2.2)."""
-
-    def score(self, sums: Tensor) -> Tensor:
-        _, total, seen = sums
-        return total / seen
 
 
 class GradientPruner(_SeenPruner):
@@ -403,33 +372,24 @@ class GradientPruner(_SeenPruner):
     applied to weights instead of activations. Terms that are not finite (a step that mixed precision skips) count as 0.
     """
 
-    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
-        super().__init__(settings, model, generator)
-        self._handles: list[RemovableHandle] = []
-
     def start(self, model: nn.Module) -> None:
         self.stop()
         parameters = parameters_as_built(model)
         self._handles = [
-            hook_gradient(parameters[name], partial(self._add, name, parameters[name])) for name in self.ranked
+            hook_gradient(parameters[name], partial(self._see, name, parameters[name])) for name in self.ranked
         ]
-
-    def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
     def score(self, sums: Tensor) -> Tensor:
         return sums.abs()
 
-    def _add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
+    def _see(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
-        add_sums(self.sums, name, terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+        self._add(name, terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
 
 
-# --- Statistics of convolutions' activations, collected while a model trains ------------------------------------------
-# Shapes: a convolution's output (N, F, ...), F its filters; sums are kept per filter, shape (F,). Nothing here
-# synchronizes with the device.
+# --- Filters ranked by the activations of their convolutions ----------------------------------------------------------
+# Shapes: a convolution's output (N, F, ...); sums are kept per filter, shape (3, F). Nothing here synchronizes with the
+# device.
 
 #: Modules whose output is an activation.
 ACTIVATIONS = (
@@ -451,12 +411,6 @@ def sums_of(activation: Tensor) -> Tensor:
     return torch.stack([*sums, torch.full_like(sums[0], activation.numel() // activation.shape[1])])
 
 
-def add_sums(sums: dict[str, Tensor], name: str, new: Tensor) -> None:
-    """Add sums by filter to those there are; those from before a thinning include removed filters and are discarded."""
-    before = sums.get(name)
-    sums[name] = new if before is None or before.shape != new.shape else before.to(new.device) + new
-
-
 def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Module]:
     """Return the convolution that each weight belongs to; UserError if one does not belong to any."""
     modules = {plain_name(name): module for name, module in model.named_modules()}
@@ -470,8 +424,11 @@ def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Modul
     return found
 
 
-class ActivationWatch:
-    """Sums over the activations of convolutions, from forward passes in training mode with gradients.
+class ApozPruner(_SeenPruner):
+    """Remove filters whose activations are most often inactive, APoZ (Hu et al. 2016, eq. 1).
+
+    Activations <= 0 count as inactive, so that functions that never return exactly 0 are ranked too. Activations are
+    those of forward passes in training mode with gradients.
 
     The activation of a convolution is the output of the first activation module that its output reaches with no other
     layer between (batch norm, pooling and additions do not count as layers), if it has F channels. It is found in
@@ -480,10 +437,9 @@ class ActivationWatch:
     state, because a layer that is frozen later has no graph.
     """
 
-    def __init__(self, weights: Sequence[str]) -> None:
-        self._weights = tuple(weights)
-        self.sums: dict[str, Tensor] = {}  # since the last reset, by weight (`sums_of`)
-        self._handles: list[RemovableHandle] = []
+    def __init__(self, settings: Any, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__(settings, model, generator)
+        convolutions(model, self.ranked)
         # A module may be called several times in a forward (torchvision's blocks share one ReLU): calls are counted.
         self._calls: Counter[str] = Counter()
         self._found: _Found | None = None
@@ -492,10 +448,14 @@ class ActivationWatch:
         self._finding: _Found = {}
         self._open: dict[str, tuple[Node | None, Tensor]] = {}
 
+    def score(self, sums: Tensor) -> Tensor:
+        inactive, _, seen = sums
+        return -inactive / seen
+
     def start(self, model: nn.Module) -> None:
         """Start watching this model; searches for its activations again unless a state was just loaded."""
         self.stop()
-        owners = convolutions(model, self._weights)
+        owners = convolutions(model, self.ranked)
         self._found, self._loaded = self._loaded, None
         self._handles = [
             model.register_forward_pre_hook(self._begun),
@@ -510,10 +470,7 @@ class ActivationWatch:
         ]
 
     def stop(self) -> None:
-        """Stop watching; the sums are kept."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        super().stop()
         self._found, self._open = None, {}
 
     def _begun(self, model: nn.Module, inputs: object) -> None:
@@ -527,7 +484,7 @@ class ActivationWatch:
             # An in-place activation would change the output before the forward ends, so sum it now.
             self._open[name] = (output.grad_fn, sums_of(output.detach().relu()))
         elif not any(name in names for names in self._found.values()):
-            add_sums(self.sums, name, sums_of(output.detach().relu()))
+            self._add(name, sums_of(output.detach().relu()))
 
     def _activated(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         call = (name, self._calls[name])
@@ -541,12 +498,12 @@ class ActivationWatch:
             sums = sums_of(output.detach())
             for weight in names:
                 self._open.pop(weight, None)
-                add_sums(self.sums, weight, sums)
+                self._add(weight, sums)
 
     def _ended(self, model: nn.Module, inputs: object, output: object) -> None:
         if self._found is None and model.training and torch.is_grad_enabled():
             for name, (_, sums) in self._open.items():
-                add_sums(self.sums, name, sums)
+                self._add(name, sums)
             self._found = {call: names for call, names in self._finding.items() if names}
             self._open = {}  # it holds the graph, without which the model can be copied
 
@@ -573,15 +530,22 @@ class ActivationWatch:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
+        # Each activation that was found is [module, number of its call, weights].
         found = None if self._found is None else [[*call, list(names)] for call, names in self._found.items()]
-        return {"sums": {name: sums.clone() for name, sums in self.sums.items()}, "found": found}
+        return {"seen": {**super().state_dict(), "found": found}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sums.clear()
-        self.sums.update(state["sums"])
-        found = state["found"]
+        super().load_state_dict(state["seen"])
+        found = state["seen"]["found"]
         self._loaded = None if found is None else {(module, int(call)): list(names) for module, call, names in found}
+
+
+class ActivationMeanPruner(ApozPruner):
+    """Remove filters with the smallest mean activation (Molchanov et al. 2017, section 2.2)."""
+
+    def score(self, sums: Tensor) -> Tensor:
+        _, total, seen = sums
+        return total / seen
 
 
 #: By the class's name in a schedule; ``_AGP`` after it means a share that grows, as the settings say.

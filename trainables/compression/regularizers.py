@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trainables.compression.masks import parameters_as_built
 from trainables.compression.pruners import threshold_mask
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.names import assigned
-from trainables.compression.structures import Structures, at_least_single, check_group, group_mask, group_norms
+from trainables.compression.structures import Structures, check_group, group_mask
 from trainables.errors import UserError
 from trainables.workloads.user_code import class_named
 
@@ -24,15 +25,17 @@ from trainables.workloads.user_code import class_named
 #: which to increase the variance, and 1 / var**2 would overflow.
 LEAST_VARIANCE = 1e-12
 
-
 #: Terms of a weight by the regularizer's class, given lambda, or (lambda, group).
 _TERMS: dict[str, Callable[[Tensor, Any], list[Tensor]]] = {
-    "L1Regularizer": lambda weight, strength: [strength * weight.abs().sum(dtype=at_least_single(weight.dtype))],
+    # Summed in at least float32, because half precision overflows at 65,504.
+    "L1Regularizer": lambda weight, strength: [
+        strength * weight.abs().sum(dtype=torch.promote_types(weight.dtype, torch.float32))
+    ],
     "GroupLassoRegularizer": lambda weight, regime: [
-        regime[0] * group_norms(weight, kind).sum() for kind in regime[1].split("+")
+        regime[0] * Structures(kind).norms(weight).sum() for kind in regime[1].split("+")
     ],
     "GroupVarianceRegularizer": lambda weight, regime: [
-        regime[0] / group_norms(weight, regime[1]).var(unbiased=True).clamp(min=LEAST_VARIANCE)
+        regime[0] / Structures(regime[1]).norms(weight).var(unbiased=True).clamp(min=LEAST_VARIANCE)
     ],
 }
 

@@ -181,11 +181,6 @@ class CompressionScheduler:
             raise UserError(f"a policy must be one, or a pruner, regularizer or quantizer, got {type(policy).__name__}")
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
-    @property
-    def has_acted(self) -> bool:
-        """Return whether any policy has acted or observed training so far."""
-        return any(scheduled.has_acted for scheduled in self.policies)
-
     def on_epoch_begin(self, epoch: int, optimizer: Optimizer | None = None, **_: Any) -> None:
         """Handle the start of an epoch."""
         self._use(optimizer)
@@ -379,4 +374,3 @@ def check_on_model(
         for scheduled in scheduler.policies:
             if isinstance(scheduled.policy, DistillationPolicy):
                 scheduled.policy.look(scheduler.training)
-        scheduler.close()

@@ -2,7 +2,7 @@
 
 Shapes and symbols: w a weight of n elements, two dimensions or more; filters are w[i], channels w[:, i].
     level   share of elements (or filters, channels) that are pruned, in [0, 1]: the floor(level * number) with the
-            smallest |w| (mean |w|), ties by index
+            smallest |w| (mean |w|), ties by index, as many as a schedule prunes (`pruned_count`)
     s       sensitivity: a threshold t = s * std(w), std unbiased, keeps |w| > t (Han et al. 2015)
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from math import floor, isfinite
+from math import isfinite
 from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
 from trainables.compression.masks import parameters_as_built
 from trainables.compression.model_copies import evaluating
-from trainables.compression.pruners import kept_after
+from trainables.compression.pruners import deviation, kept_after, pruned_count, smallest_mask
 from trainables.compression.schedule.names import patterns_of
 from trainables.compression.structures import Structures
 from trainables.errors import UserError
@@ -28,10 +28,10 @@ Kind = Literal["element", "filter", "channel"]
 
 #: Default levels.
 LEVELS = tuple(round(0.05 * step, 2) for step in range(20))
+#: Kinds of whole structures by their name in a schedule.
+_GROUPS = {"filter": "Filters", "channel": "Channels"}
 #: Smallest number of dimensions of a weight.
 _LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
-#: Tolerance for rounding of a level times a number: 0.29 * 100 is 28.999999999999996.
-_ROUNDING = 1e-9
 
 
 class Row(NamedTuple):
@@ -93,9 +93,8 @@ def sensitivity_analysis(
     ascending = sorted({0.0, *(LEVELS if levels is None else levels)})
     dense = evaluate(model)
     rows = []
-    for name, parameter in known.items():
-        if name not in chosen:
-            continue
+    for name in [name for name in known if name in chosen]:
+        parameter = known[name]
         saved = parameter.detach().clone()
         try:
             for level in ascending:
@@ -110,22 +109,12 @@ def sensitivity_analysis(
 
 
 def _mask(weight: Tensor, level: float, kind: Kind) -> Tensor:
-    """Return the mask that removes the smallest elements, filters or channels at this level."""
+    """Return the mask that removes the smallest elements, filters or channels at this level, as the pruners do."""
     if kind == "element":
-        kept = kept_after(weight.abs().flatten(), count_at(level, weight.numel()))
-        return kept.view(weight.shape)
-    structures = Structures("Filters" if kind == "filter" else "Channels")
-    sizes = structures.split(weight.abs()).mean(1)
-    return structures.spread(kept_after(sizes, count_at(level, len(sizes))), weight)
-
-
-def count_at(level: float, number: int) -> int:
-    """Return how many of ``number`` elements a level prunes.
-
-    >>> count_at(0.29, 100), count_at(0.5, 3)
-    (29, 1)
-    """
-    return floor(level * number + _ROUNDING)
+        return smallest_mask(weight, pruned_count(level, weight.numel()))
+    structures = Structures(_GROUPS[kind])
+    norms = structures.norms(weight, order=1)
+    return structures.spread(kept_after(norms, pruned_count(level, len(norms))), weight)
 
 
 def proposed_sensitivities(
@@ -139,7 +128,7 @@ def proposed_sensitivities(
     found = []
     for name, group in groupby(rows, key=lambda row: row.parameter):
         own = list(group)
-        allowed = allowed_amount(allowed_drop, own[0].top1) + _ROUNDING
+        allowed = allowed_amount(allowed_drop, own[0].top1) + 1e-9  # for rounding
         best = own[0]
         for row in own:
             if not quality.lost(row.top1, own[0].top1) <= allowed:  # also true for NaN
@@ -156,13 +145,12 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
     The threshold is halfway to the next element, which makes it robust to rounding; with equal elements more can be
     pruned. Returns 0 for a level that prunes nothing, and if std(w) is 0.
     """
-    pruned = count_at(level, weight.numel())
-    if pruned == 0 or weight.numel() == 1:
+    pruned = pruned_count(level, weight.numel())
+    if pruned == 0:
         return 0.0
     sizes = weight.detach().double().abs().flatten().sort().values
     threshold = sizes[pruned - 1 : pruned + 1].mean() if pruned < len(sizes) else 1.01 * sizes[-1]
-    deviation = weight.detach().double().std()
-    found = float(threshold / deviation)
+    found = float(threshold / deviation(weight))
     return found if isfinite(found) else 0.0
 
 
@@ -182,11 +170,10 @@ def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]
     if kind == "element":
         sensitivities = {p.parameter: round(p.sensitivity, 6) for p in chosen}
         return {"proposed": {"class": "SensitivityPruner", "sensitivities": sensitivities}} if chosen else {}
-    group_type = {"filter": "Filters", "channel": "Channels"}[kind]
     return {
         f"proposed_{100 * level:g}".replace(".", "_"): {
             "class": "L1RankedStructureParameterPruner",
-            "group_type": group_type,
+            "group_type": _GROUPS[kind],
             "desired_sparsity": level,
             "weights": [p.parameter for p in chosen if p.level == level],
         }

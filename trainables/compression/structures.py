@@ -25,15 +25,12 @@ from typing import TYPE_CHECKING, Any
 from trainables.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-_CONVOLUTION = ((3, 4), "a convolution's weight, 3 or 4 dimensions")
-_MATRIX = ((2,), "a matrix, 2 dimensions")
 #: Allowed numbers of dimensions of a group's weight, and a description of it.
 _WEIGHTS = {
-    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), _CONVOLUTION),
-    **dict.fromkeys(("Rows", "Cols"), _MATRIX),
+    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), ((3, 4), "a convolution's weight, 3 or 4 dimensions")),
+    **dict.fromkeys(("Rows", "Cols"), ((2,), "a matrix, 2 dimensions")),
     "Blocks": ((2, 4), "a matrix or a 2D convolution's weight, 2 or 4 dimensions"),
 }
 #: Dimensions of the weight that index a group's structures; a structure extends over all other dimensions.
@@ -47,37 +44,18 @@ def check_group(group: str, name: str, shape: Sequence[int]) -> None:
             raise UserError(f"{group} of {name} need {wanted}, got shape {'x'.join(map(str, shape)) or '()'}")
 
 
-def group_norms(weight: Tensor, group: str) -> Tensor:
-    """Return the L2 norm of each group, (G,), at least float32; the gradient at a group of zeros is 0."""
-    from torch.linalg import vector_norm
-
-    return vector_norm(weight, dim=_extent(weight, group), dtype=at_least_single(weight.dtype)).flatten()
-
-
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums over a weight, at least float32: half precision overflows at 65,504."""
-    import torch
-
-    return torch.promote_types(dtype, torch.float32)
-
-
 def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> Tensor:
     """Return 1 where an element's group is above the threshold, else 0; shape, dtype and device of the weight.
 
     The criterion ``Max`` is the group's greatest absolute value, ``Mean_Abs`` the mean of its absolute values. With two
     kinds of groups, joined by ``+``, both must be above it.
     """
-    absolute = weight.detach().abs()
-    kept = absolute.new_ones(absolute.shape).bool()
-    for part in group.split("+"):
-        extent = _extent(weight, part)
-        size = absolute.amax(extent, keepdim=True) if criterion == "Max" else absolute.mean(extent, keepdim=True)
-        kept = kept & ~(size <= threshold)  # a NaN counts as large
-    return kept.to(weight.dtype)
-
-
-def _extent(weight: Tensor, group: str) -> tuple[int, ...]:
-    return tuple(dim for dim in range(weight.dim()) if dim not in _INDEXED_BY[group])
+    mask = weight.detach().new_ones(weight.shape)
+    for structures in map(Structures, group.split("+")):
+        absolute = structures.split(weight.detach()).abs()
+        sizes = absolute.amax(1) if criterion == "Max" else absolute.mean(1)
+        mask *= structures.spread(~(sizes <= threshold), weight)  # a NaN counts as large
+    return mask
 
 
 @dataclass(frozen=True)
@@ -98,31 +76,36 @@ class Structures:
                 f"{tuple(shape)}"
             )
 
+    def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int, int, int]:
+        """Return O/r, r, I/d, d and P, for structures of r filters by d channels, and P kernel positions."""
+        r, d = self.block
+        if self.group != "Blocks":
+            r, d = (1 if dim in _INDEXED_BY[self.group] else shape[dim] for dim in (0, 1))
+        return shape[0] // r, r, shape[1] // d, d, prod(shape[2:])
+
     def count(self, shape: Sequence[int]) -> int:
         """Return G."""
-        if self.group == "Blocks":
-            return prod(shape) // prod(self.block)
-        return prod(shape[dim] for dim in _INDEXED_BY[self.group])
+        filters, _, channels, _, places = self._sizes(shape)
+        return filters * channels * (places if self.group == "Blocks" else 1)
 
     def split(self, weight: Tensor) -> Tensor:
         """Return the weight's structures, shape (G, n); half precision is converted to float32."""
         weight = weight.float() if weight.dtype.is_floating_point and weight.dtype.itemsize < 4 else weight
-        if self.group == "Blocks":
-            r, d = self.block
-            grouped = weight.reshape(weight.shape[0] // r, r, weight.shape[1] // d, d, -1)
-            return grouped.permute(0, 2, 4, 1, 3).reshape(-1, r * d)
-        indexed = _INDEXED_BY[self.group]
-        return weight.movedim(indexed, tuple(range(len(indexed)))).reshape(self.count(weight.shape), -1)
+        order = (0, 2, 4, 1, 3) if self.group == "Blocks" else (0, 2, 1, 3, 4)
+        grouped = weight.reshape(self._sizes(weight.shape))
+        return grouped.permute(order).reshape(self.count(weight.shape), -1)
+
+    def norms(self, weight: Tensor, order: int = 2) -> Tensor:
+        """Return each structure's L1 or L2 norm, (G,), at least float32; the gradient at a structure of zeros is 0."""
+        from torch.linalg import vector_norm
+
+        return vector_norm(self.split(weight), order, dim=1)
 
     def spread(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return a mask of a weight's shape, type and device from one value per structure, shape (G,)."""
-        values, shape = values.to(weight), weight.shape
-        if self.group == "Blocks":
-            r, d = self.block
-            grouped = values.reshape(shape[0] // r, 1, shape[1] // d, 1, -1)
-            return grouped.expand(-1, r, -1, d, -1).reshape(shape).contiguous()
-        sizes = [size if dim in _INDEXED_BY[self.group] else 1 for dim, size in enumerate(shape)]
-        return values.reshape(sizes).expand(shape).contiguous()
+        sizes = self._sizes(weight.shape)
+        grouped = values.to(weight).reshape(sizes[0], 1, sizes[2], 1, -1)
+        return grouped.expand(sizes).reshape(weight.shape).contiguous()
 
 
 def ranked_structures(settings: Any) -> Structures:

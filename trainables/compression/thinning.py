@@ -13,8 +13,9 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from math import prod
 from typing import Any, Literal
@@ -139,35 +140,24 @@ def merged_record(modules: Mapping[str, nn.Module], record: Sequence[Sequence[An
     ]
 
 
-def _tensors(module: nn.Module, sides: Mapping[int, list[int]]) -> list[tuple[nn.Module, str, dict[int, list[int]]]]:
+def _tensors(module: Any, sides: Mapping[int, list[int]]) -> list[tuple[nn.Module, str, dict[int, list[int]]]]:
     """Return all tensors that have a module's channels: owner, attribute, and the indices to cut by dimension.
 
     Among them are those of parametrizations, such as the scales that a quantizer has for each filter.
     """
-    if isinstance(module, NORMS):
-        names = ("weight", "bias", "running_mean", "running_var")
-        return [(module, name, {0: sides[0]}) for name in names if getattr(module, name) is not None]
     cuts = {weight_dimension(module, side): indices for side, indices in sides.items()}
+    shape = () if module.weight is None else module.weight.shape  # None: a norm without one
+    owners = [module, *(module.parametrizations.modules() if parametrize.is_parametrized(module) else ())]
     found = []
-    for name, removed in (("weight", cuts), ("bias", {0: sides[0]} if 0 in sides else {})):
-        if not removed or getattr(module, name, None) is None:
-            continue
-        if not parametrize.is_parametrized(module, name):
-            found.append((module, name, removed))
-            continue
-        behind: Any = module.parametrizations[name]  # type: ignore[index]
-        shape = behind.original.shape
-        found.append((behind, "original", removed))
-        for part in behind.children():
-            for part_name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
-                own = {
-                    dimension: indices
-                    for dimension, indices in removed.items()
-                    if (tensor.dim() == len(shape) and tensor.shape[dimension] == shape[dimension] > 1)
-                    or (dimension == 0 and tensor.shape == shape[:1])
-                }
-                if own:
-                    found.append((part, part_name, own))
+    for owner in owners:
+        for name, tensor in [*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)]:
+            if tensor.dim() == 1:
+                own = {0: sides[0]} if 0 in sides and len(tensor) == width(module, 0) else {}
+            else:
+                own = {dim: indices for dim, indices in cuts.items()
+                       if tensor.dim() == len(shape) and tensor.shape[dim] == shape[dim] > 1}  # fmt: skip
+            if own:
+                found.append((owner, name, own))
     return found
 
 
@@ -178,7 +168,6 @@ def _tensors(module: nn.Module, sides: Mapping[int, list[int]]) -> list[tuple[nn
 #
 # Symbols: r a channel of the group's first layer, the root; every module of the group has indices for r.
 #     dead    a module's output in r is zero, because a filter is zero there and later norms and biases will be zeroed
-#     unread  the weights for r are zero in every layer that reads it
 # A channel is removed if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
 
 #: Node types that keep a zero channel zero and do not mix it with others; other activations are found by the outputs.
@@ -344,11 +333,12 @@ def coupled_groups(
 # exactly: autograd saves it.
 #
 # Shapes: (N, C, *places) is flattened to (N, C * P), P = prod(places); channel c becomes columns c P .. (c + 1) P - 1.
-# Mappings are of lists of torch_pruning's pairs: a channel's index, and that of the root's channel it comes from.
 
 
 def _map_flattenings(graph: Any, kinds: Any) -> None:
     """Set the mapping of every flattening in torch_pruning's graph, and prevent it from inferring them again."""
+    from torch_pruning.dependency.index_mapping import _FlattenIndexMapping  # type: ignore[import-untyped]
+
     for node in graph.module2node.values():
         if node.type != kinds.RESHAPE:
             continue
@@ -357,8 +347,8 @@ def _map_flattenings(graph: Any, kinds: Any) -> None:
             continue
         places = prod(shape[2:])
         for other in node.inputs:
-            _set(other, node, partial(_spread, places))
-            _set(node, other, partial(_gather, places))
+            _set(other, node, _FlattenIndexMapping(places))
+            _set(node, other, _FlattenIndexMapping(places, reverse=True))
         for other in node.outputs:
             _set(other, node, None)
             _set(node, other, None)
@@ -369,14 +359,6 @@ def _set(source: Any, target: Any, mapping: Callable[[list[Any]], list[Any]] | N
     for dependency in source.dependencies:
         if dependency.target is target:
             dependency.index_mapping[0] = mapping
-
-
-def _spread(places: int, channels: list[Any]) -> list[Any]:
-    return [i._replace(idx=k) for i in channels for k in range(i.idx * places, (i.idx + 1) * places)]
-
-
-def _gather(places: int, columns: list[Any]) -> list[Any]:
-    return list(dict.fromkeys(i._replace(idx=i.idx // places) for i in columns))
 
 
 def _channels_behind(node: Any) -> int | None:
@@ -461,7 +443,7 @@ class _Trial:
                 dtype = torch.float32
                 self.model.eval()
                 self.reference = self._outputs(self.model)
-            self.excluded = self._excluded(_shared(model))
+            self.excluded = self._excluded()
         largest = max((float(t.abs().max()) for t in self.reference if t.numel()), default=0.0)
         self.tolerance = _ROUNDING[dtype] * max(largest, 1e-30)
         """Largest output difference that is attributed to rounding."""
@@ -469,23 +451,20 @@ class _Trial:
     def _outputs(self, model: nn.Module) -> list[Tensor]:
         return [t for t in tensors_in(model(*self.arguments)) if t.is_floating_point()]
 
-    def _excluded(self, shared: set[str]) -> set[str]:
+    def _excluded(self) -> set[str]:
         """Return the modules that cannot be cut: called more than once, with groups, a shared or a computed weight."""
         calls: Counter[nn.Module] = Counter()
-        handles = [
-            module.register_forward_hook(lambda called, *_: calls.update([called])) for module in self.model.modules()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                hooks.enter_context(module.register_forward_hook(lambda called, *_: calls.update([called])))
             self._outputs(self.model)
-        finally:
-            for handle in handles:
-                handle.remove()
+        uses = Counter(parameter for _, parameter in self.model.named_parameters(remove_duplicate=False))
         found = set()
         for name, module in self.model.named_modules():
-            own = [tensor for tensor in ("weight", "bias") if getattr(module, tensor, None) is not None]
-            computed = any(not isinstance(getattr(module, tensor), nn.Parameter) for tensor in own)
+            own = [tensor for key in ("weight", "bias") if (tensor := getattr(module, key, None)) is not None]
+            is_fixed = any(not isinstance(tensor, nn.Parameter) or uses[tensor] > 1 for tensor in own)
             grouped = isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module)
-            if calls[module] > 1 or grouped or computed or any(f"{name}.{tensor}" in shared for tensor in own):
+            if calls[module] > 1 or grouped or is_fixed:
                 found.add(name)
         return found
 
@@ -539,12 +518,6 @@ def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(rows) != 1 or rows == {0}:
         return arguments
     return tuple(a[:_SAMPLES] if isinstance(a, Tensor) else a for a in arguments)
-
-
-def _shared(model: nn.Module) -> set[str]:
-    named = [(as_built(name), parameter) for name, parameter in model.named_parameters(remove_duplicate=False)]
-    uses = Counter(parameter for _, parameter in named)
-    return {name for name, parameter in named if uses[parameter] > 1}
 
 
 def _largest_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

@@ -134,7 +134,7 @@ def _counted(schedule: Schedule) -> str:
 
 
 def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) -> None:
-    from trainables.compression.schedule.epoch_table import epoch_table
+    from trainables.compression.schedule.parts import epoch_table
 
     shown = schedule if resolved is None else resolved.schedule
     for policy in shown.policies:

@@ -23,7 +23,7 @@ from trainables.compression.policies import (
 from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.regularizers import build_regularizer
 from trainables.compression.schedule import PrunerPolicyConfig
-from trainables.compression.schedule.configs import PRUNERS, GroupLassoRegularizerConfig, L1RegularizerConfig
+from trainables.compression.schedule.configs import PRUNERS, REGULARIZERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.errors import UserError
@@ -254,7 +254,7 @@ def test_a_regularizer_adds_its_term_and_zeroes_what_became_small(threshold: boo
     model = line(START)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     criterion = "Max" if threshold else None
-    settings = L1RegularizerConfig(reg_regims={"weight": STRENGTH}, threshold_criteria=criterion)
+    settings = REGULARIZERS["L1Regularizer"](reg_regims={"weight": STRENGTH}, threshold_criteria=criterion)
     policy = RegularizationPolicy(build_regularizer("r", settings, model), keep_mask=keep)
     scheduler = CompressionScheduler(model, optimizer)
     scheduler.add_policy(policy, **TIMING)
@@ -277,7 +277,9 @@ def test_a_kept_threshold_leaves_what_a_pruner_has_pruned_pruned() -> None:
     scheduler.add_policy(
         PruningPolicy(pruner_of("MagnitudeParameterPruner", model, thresholds={"0.weight": 1.2})), epochs=[0]
     )
-    settings = GroupLassoRegularizerConfig(reg_regims={"0.weight": (0.5, "Filters")}, threshold_criteria="Max")
+    settings = REGULARIZERS["GroupLassoRegularizer"](
+        reg_regims={"0.weight": (0.5, "Filters")}, threshold_criteria="Max"
+    )
     scheduler.add_policy(RegularizationPolicy(build_regularizer("r", settings, model), keep_mask=True), epochs=[0])
     for epoch in range(3):
         scheduler.on_epoch_begin(epoch)

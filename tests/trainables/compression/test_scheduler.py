@@ -509,7 +509,7 @@ def test_what_has_not_acted_has_no_state() -> None:
     reader = CompressionScheduler(copy.deepcopy(model), second, optimizer)
     reader.prepare_structure(state)
     reader.load_state_dict(state)
-    assert reader.has_acted
+    assert any(scheduled.has_acted for scheduled in reader.policies)
     assert torch.equal(reader.masks.get("0.weight"), writer.masks.get("0.weight"))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,9 @@ import torch
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
+import tune_cac as cac
 from trainables.compression.schedule.configs import PRUNERS
+from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.sensitivity import (
     Kind,
     Proposal,
@@ -43,12 +45,12 @@ def by_loop(weight: Tensor, level: float, kind: Kind) -> Tensor:
     result = weight.detach().clone()
     if kind == "element":
         sizes = [abs(x) for x in flat(values)]
-        for i in sorted(range(len(sizes)), key=sizes.__getitem__)[: int(level * len(sizes) + 1e-9)]:
+        for i in sorted(range(len(sizes)), key=sizes.__getitem__)[: int(level * len(sizes))]:
             result.view(-1)[i] = 0
         return result
     parts = values if kind == "filter" else [[one[c] for one in values] for c in range(weight.shape[1])]
     sizes = [sum(map(abs, flat(part))) / len(flat(part)) for part in parts]
-    for i in sorted(range(len(sizes)), key=sizes.__getitem__)[: int(level * len(sizes) + 1e-9)]:
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__)[: int(level * len(sizes))]:
         result[(i,) if kind == "filter" else (slice(None), i)] = 0
     return result
 
@@ -122,6 +124,23 @@ def test_s_of_gaussian_weights_is_the_quantile_of_a_half_normal() -> None:
     assert sensitivity_at(weight, 0.1974) == pytest.approx(0.25, rel=0.01)  # as published for s = 0.25
 
 
+@pytest.mark.parametrize(("kind", "weight"), [("element", nn.Linear(18, 10)), ("filter", nn.Conv2d(1, 180, 1))])
+def test_a_level_prunes_as_many_as_in_a_schedule(kind: Kind, weight: nn.Module) -> None:
+    zeros: list[int] = []
+
+    def evaluate(model: nn.Module) -> float:
+        zeros.append(int((model.weight == 0).sum()))
+        return 0.5
+
+    sensitivity_analysis(weight, evaluate, levels=[0.35], kind=kind)  # 0.35 * 180 is 62.99999999999999
+    arguments = {"levels": {"weight": 0.35}}
+    if kind == "filter":
+        arguments = pruners_section([Proposal("weight", 180, 0.35, 0.5, 0.0)], kind)["proposed_35"]
+    pruner = getattr(cac.compression, arguments.pop("class", "SparsityLevelParameterPruner"))(weight, **arguments)
+    mask = pruner.masks({"weight": weight.weight.detach()}, {}, Moment(epoch=0, timing=Timing()))["weight"]
+    assert zeros == [0, int((mask == 0).sum())]
+
+
 @pytest.mark.parametrize("level", [0.0, 0.001, 0.05, 0.29, 0.5, 0.95, 1.0])
 def test_the_threshold_prunes_exactly_the_level_also_when_rounded(level: float) -> None:
     generator = random.Random(2)
@@ -130,7 +149,7 @@ def test_the_threshold_prunes_exactly_the_level_also_when_rounded(level: float) 
     mean = sum(numbers) / 500
     deviation = math.sqrt(sum((x - mean) ** 2 for x in numbers) / 499)
     threshold = round(sensitivity_at(weight, level), 6) * deviation
-    assert sum(abs(x) <= threshold for x in numbers) == math.floor(500 * level + 1e-9)
+    assert sum(abs(x) <= threshold for x in numbers) == int(500 * level)
 
 
 def rows_of(parameter: str, accuracies: Sequence[float]) -> list[Row]:

@@ -208,12 +208,10 @@ class Quantizer:
     def change(self, module: nn.Module, bits: Mapping[str, int], options: Mapping[str, Any]) -> None:
         """Quantize a module's weight, bias and output, where given bits."""
         # Shape and dtype do not change, so torch's check with a forward pass is not needed.
-        if "weights" in bits:
-            quantization = self.weight_quantization(module, bits["weights"])
-            parametrize.register_parametrization(module, "weight", quantization, unsafe=True)
-        if "bias" in bits:
-            quantization = self.bias_quantization(module, bits["bias"])
-            parametrize.register_parametrization(module, "bias", quantization, unsafe=True)
+        makers = {"weights": ("weight", self.weight_quantization), "bias": ("bias", self.bias_quantization)}
+        for what, (parameter, make) in makers.items():
+            if what in bits:
+                parametrize.register_parametrization(module, parameter, make(module, bits[what]), unsafe=True)
         if "activations" in bits:
             quantize_output(module, self.activation_quantization(bits["activations"], options))
 

@@ -80,8 +80,11 @@ def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
     alpha is a scalar, at least the smallest normal number. With g the gradient of the result, that of x is g in
     [0, alpha), else 0; that of alpha is the sum of g where x >= alpha.
     """
-    y: Tensor = _LearnedClip.apply(x, alpha, bits)
-    return y
+    values = wide(x)
+    limit = straight_through(alpha.to(values.dtype), lambda a: a.clamp(min=torch.finfo(a.dtype).tiny))
+    scale = ((2**bits - 1) / limit.detach()).clamp(max=torch.finfo(values.dtype).max)
+    clipped = torch.where(values >= limit, limit, values.clamp(min=0))
+    return straight_through(clipped, lambda c: (c * scale).round_().div_(scale)).to(x.dtype)
 
 
 class Grid(NamedTuple):
@@ -165,25 +168,6 @@ def straight_through(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Te
     """
     y: Tensor = _StraightThrough.apply(x, quantize, inside)
     return y
-
-
-class _LearnedClip(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
-        values = wide(x)
-        clip = alpha.to(values.dtype).clamp(min=torch.finfo(values.dtype).tiny)
-        scale = ((2**bits - 1) / clip).clamp(max=torch.finfo(values.dtype).max)
-        return (values.clamp(min=0).minimum(clip) * scale).round_().div_(scale).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, alpha, _ = inputs
-        ctx.save_for_backward((x >= 0) & (x < alpha), x >= alpha, alpha)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        inside, above, alpha = ctx.saved_tensors
-        return gradients[0] * inside, (gradients[0] * above).sum(dtype=alpha.dtype), None
 
 
 OUTPUT = "quantized_output"

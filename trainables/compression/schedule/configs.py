@@ -45,8 +45,11 @@ Names = Annotated[
     Field(min_length=1),
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
-#: A number >= 0 for each parameter name or pattern.
-ByName = Annotated[dict[Text, NotNegative], Field(min_length=1)]
+T = TypeVar("T")
+#: A value for each parameter name or pattern, at least one.
+ByName = Annotated[dict[Text, T], Field(min_length=1)]
+#: A number >= 0 and a kind of groups for each.
+Regimes = ByName[tuple[NotNegative, T]]
 
 
 class ComponentConfig(BaseModel):
@@ -54,15 +57,10 @@ class ComponentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    class_: ClassVar[str]
-    """The class's name in a schedule: that of the model without ``Config``, unless the model sets another."""
+    class_: ClassVar[str] = ""
+    """The class's name in a schedule; empty for arguments that are a part of others."""
     nested: ClassVar[dict[str, Any]] = {}
     """The models of arguments that are maps, and of the values of such maps."""
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        if "class_" not in vars(cls):
-            cls.class_ = cls.__name__.removesuffix("Config")
 
 
 def own_config(reference: str) -> type[ComponentConfig]:
@@ -78,27 +76,17 @@ def own_config(reference: str) -> type[ComponentConfig]:
     return Own
 
 
+def _config(name: str, *bases: type[ComponentConfig], **fields: Any) -> type[ComponentConfig]:
+    """Return the model of a class: its bases' arguments and more, each with type and default, ... if it needs one."""
+    model = create_model(f"{name}Config", __base__=bases or ComponentConfig, __module__=__name__, **fields)
+    globals()[model.__name__] = model  # settings are pickled by the name of their class
+    return model
+
+
 # --- Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold ------------
 
 Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
-
-
-class SensitivityPrunerConfig(ComponentConfig):
-    """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
-
-    sensitivities: ByName
-
-
-class MagnitudeParameterPrunerConfig(ComponentConfig):
-    """Zero elements below a given threshold."""
-
-    thresholds: ByName
-
-
-class SparsityLevelParameterPrunerConfig(ComponentConfig):
-    """Zero a share of the elements, those with the smallest absolute values."""
-
-    levels: dict[Text, Fraction] = Field(min_length=1)
+Criterion = Literal["Max", "Mean_Abs"]
 
 
 class GradualConfig(ComponentConfig):
@@ -116,24 +104,11 @@ class GradualConfig(ComponentConfig):
         return self
 
 
-class AutomatedGradualPrunerConfig(GradualConfig):
-    """Zero a share of the elements, the smallest, that grows by a cubic (Zhu & Gupta 2017, eq. 1)."""
-
-    weights: Names
-
-
 class BlockConfig(ComponentConfig):
     """The shape of blocks."""
 
-    class_: ClassVar[str] = ""
-    block_shape: tuple[Count, Count, Count, Count]
+    block_shape: tuple[Count, Count, Literal[1], Literal[1]]
     """Filters, channels, height, width of a block; height and width are 1."""
-
-    @model_validator(mode="after")
-    def _is_flat(self) -> Self:
-        if self.block_shape[2:] != (1, 1):
-            raise ValueError(f"block_shape must end in 1, 1 (height, width), got {list(self.block_shape)}")
-        return self
 
 
 class _StructuresConfig(ComponentConfig):
@@ -157,15 +132,6 @@ class _WithBlocksConfig(_StructuresConfig):
         return self
 
 
-class _LpRankedConfig(_WithBlocksConfig):
-    noise: NotNegative = 0.0
-    group_size: Count = 1
-
-
-class _DesiredConfig(ComponentConfig):
-    desired_sparsity: Fraction
-
-
 class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
     """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
 
@@ -178,21 +144,10 @@ class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
         return self
 
 
-class _FiltersConfig(_StructuresConfig):
-    group_type: Literal["3D", "Filters"]
-
-
-class StructureParameterPrunerConfig(ComponentConfig):
-    """Zero the structures whose greatest or mean absolute value is at most a threshold."""
-
-    reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
-    threshold_criteria: Literal["Max", "Mean_Abs"]
-
-
 class SplicingPrunerConfig(ComponentConfig):
     """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
 
-    sensitivities: ByName
+    sensitivities: ByName[NotNegative]
     low_thresh_mult: Positive
     hi_thresh_mult: Positive
     sensitivity_multiplier: NotNegative = 0.0
@@ -234,31 +189,36 @@ class BaiduRNNPrunerConfig(ComponentConfig):
 
 
 def _by_name(*models: type[ComponentConfig]) -> dict[str, type[ComponentConfig]]:
+    """Return the models of classes by the classes' names, those of the models without ``Config``."""
+    for model in models:
+        model.class_ = model.__name__.removesuffix("Config")
     return {model.class_: model for model in models}
 
 
-def _ranked(name: str, structures: type[_StructuresConfig]) -> tuple[type[ComponentConfig], ...]:
+def _ranked(name: str, base: type[ComponentConfig], **fields: Any) -> tuple[type[ComponentConfig], ...]:
     """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
-    return (
-        create_model(f"{name}Config", __base__=(structures, _DesiredConfig)),
-        create_model(f"{name}_AGPConfig", __base__=(structures, GradualConfig)),
-    )
+    given = _config(name, base, **fields, desired_sparsity=(Fraction, ...))
+    return given, _config(f"{name}_AGP", base, GradualConfig, **fields)
+
+
+_NORMS: dict[str, Any] = {"noise": (NotNegative, 0.0), "group_size": (Count, 1)}
+_FILTERS: dict[str, Any] = {"group_type": (Literal["3D", "Filters"], ...)}
 
 
 PRUNERS = _by_name(
-    SensitivityPrunerConfig,
-    MagnitudeParameterPrunerConfig,
-    SparsityLevelParameterPrunerConfig,
-    AutomatedGradualPrunerConfig,
-    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig),
-    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig),
+    _config("SensitivityPruner", sensitivities=(ByName[NotNegative], ...)),
+    _config("MagnitudeParameterPruner", thresholds=(ByName[NotNegative], ...)),
+    _config("SparsityLevelParameterPruner", levels=(ByName[Fraction], ...)),
+    _config("AutomatedGradualPruner", GradualConfig, weights=(Names, ...)),
+    *_ranked("L1RankedStructureParameterPruner", _WithBlocksConfig, **_NORMS),
+    *_ranked("L2RankedStructureParameterPruner", _WithBlocksConfig, **_NORMS),
     RandomLevelStructureParameterPrunerConfig,
-    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig),
-    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig),
-    *_ranked("GradientRankedFilterPruner", _FiltersConfig),
-    *_ranked("RandomRankedFilterPruner", _FiltersConfig),
-    *_ranked("BernoulliFilterPruner", _FiltersConfig),
-    StructureParameterPrunerConfig,
+    *_ranked("ActivationAPoZRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("ActivationMeanRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("GradientRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("RandomRankedFilterPruner", _StructuresConfig, **_FILTERS),
+    *_ranked("BernoulliFilterPruner", _StructuresConfig, **_FILTERS),
+    _config("StructureParameterPruner", reg_regims=(Regimes[Thresholded], ...), threshold_criteria=(Criterion, ...)),
     SplicingPrunerConfig,
     BaiduRNNPrunerConfig,
 )
@@ -280,7 +240,6 @@ def _plain(value: Any) -> Any:
 class OverridesConfig(ComponentConfig):
     """Settings of some layers that differ; absent keys inherit the general settings."""
 
-    class_: ClassVar[str] = ""
     bits_activations: Bits | None = None
     bits_weights: Bits | None = None
     bits_bias: Bits | None = None
@@ -294,7 +253,6 @@ _Clip = Annotated[Clip, BeforeValidator(_plain)]
 class ModesConfig(ComponentConfig):
     """A mapping each for activations and for weights (biases are weights)."""
 
-    class_: ClassVar[str] = ""
     activations: _Mode = "SYMMETRIC"
     weights: _Mode = "SYMMETRIC"
 
@@ -308,7 +266,6 @@ _Modes = Annotated[
 class InputConfig(ComponentConfig):
     """Settings of a layer's input that differ from those of its output."""
 
-    class_: ClassVar[str] = ""
     from_output: Flag = False
     """As the output; the other keys then mean nothing."""
     bits_activations: Bits | None = None
@@ -317,20 +274,13 @@ class InputConfig(ComponentConfig):
     clip_n_stds: Positive | None = None
 
 
-def _text_keys(given: Any) -> Any:
-    return {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given
-
-
 class PostTrainOverridesConfig(OverridesConfig):
     """Settings of some layers in post-training quantization."""
 
-    class_: ClassVar[str] = ""
     clip_acts: _Clip | None = None
     clip_n_stds: Positive | None = None
     quantize_inputs: Flag = True
-    input_overrides: Annotated[dict[Literal["0"], InputConfig], BeforeValidator(_text_keys)] = Field(
-        default_factory=dict
-    )
+    input_overrides: dict[Literal["0"], InputConfig] = Field(default_factory=dict)
     """By the number of the input; layers have the input 0 alone."""
 
 
@@ -341,14 +291,6 @@ class _QuantizerConfig(ComponentConfig):
     bits_bias: Bits | None = None
     overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
     """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
-
-
-class DorefaQuantizerConfig(_QuantizerConfig):
-    """DoReFa-Net (Zhou et al. 2016, eqs. 7 to 9)."""
-
-
-class WRPNQuantizerConfig(_QuantizerConfig):
-    """Wide reduced-precision networks (Mishra et al. 2017): weights clamped to [-1, 1]."""
 
 
 class PACTQuantizerConfig(_QuantizerConfig):
@@ -407,8 +349,8 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
 
 
 QUANTIZERS = _by_name(
-    DorefaQuantizerConfig,
-    WRPNQuantizerConfig,
+    _config("DorefaQuantizer", _QuantizerConfig),
+    _config("WRPNQuantizer", _QuantizerConfig),
     PACTQuantizerConfig,
     QuantAwareTrainRangeLinearQuantizerConfig,
     NCFQuantAwareTrainQuantizerConfig,
@@ -421,35 +363,19 @@ QUANTIZERS = _by_name(
 
 LassoGroup = Literal["2D", "3D", "Filters", "4D", "Channels", "Rows", "Cols", "Rows+Cols", "Cols+Rows", "Channels+4D",
                      "4D+Channels"]  # fmt: skip
+VarianceGroup = Literal["3D", "Filters", "Channels", "Rows", "Cols"]
+_IF_ANY = (Criterion | None, None)
+
+#: lambda sum|w|; lambda times the sum of the groups' L2 norms (Yuan & Lin 2006); lambda over the variance of the
+#: groups' norms, which increases the variance.
+REGULARIZERS = _by_name(
+    _config("L1Regularizer", reg_regims=(ByName[NotNegative], ...), threshold_criteria=_IF_ANY),
+    _config("GroupLassoRegularizer", reg_regims=(Regimes[LassoGroup], ...), threshold_criteria=_IF_ANY),
+    _config("GroupVarianceRegularizer", reg_regims=(Regimes[VarianceGroup], ...)),
+)
+REGULARIZERS["GroupLASSORegularizer"] = REGULARIZERS["GroupLassoRegularizer"]
 
 
-class L1RegularizerConfig(ComponentConfig):
-    """lambda sum|w|."""
-
-    reg_regims: ByName
-    threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-
-
-class GroupLassoRegularizerConfig(ComponentConfig):
-    """lambda times the sum of the groups' L2 norms (Yuan & Lin 2006)."""
-
-    reg_regims: dict[Text, tuple[NotNegative, LassoGroup]] = Field(min_length=1)
-    threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-
-
-class GroupVarianceRegularizerConfig(ComponentConfig):
-    """lambda over the variance of the groups' norms, which increases the variance."""
-
-    reg_regims: dict[Text, tuple[NotNegative, Literal["3D", "Filters", "Channels", "Rows", "Cols"]]] = Field(
-        min_length=1
-    )
-
-
-REGULARIZERS = _by_name(L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)
-REGULARIZERS["GroupLASSORegularizer"] = GroupLassoRegularizerConfig
-
-
-T = TypeVar("T")
 _List = Annotated[list[T], Field(min_length=1)]
 _Index = Annotated[Whole, Field(ge=0)]
 _Momentum = Annotated[Fraction, Field(lt=1)]
@@ -507,9 +433,7 @@ class _RemoverConfig(ComponentConfig):
 
 #: The extensions differ in what they remove: zero filters and the weights that read them, zero input channels and the
 #: filters that produced them, or both.
-EXTENSIONS = _by_name(
-    *(create_model(f"{what}RemoverConfig", __base__=_RemoverConfig) for what in ("Filter", "Channel", "Structure"))
-)
+EXTENSIONS = _by_name(*(_config(f"{what}Remover", _RemoverConfig) for what in ("Filter", "Channel", "Structure")))
 
 
 class KnowledgeDistillationConfig(ComponentConfig):

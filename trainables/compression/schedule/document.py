@@ -256,18 +256,17 @@ def _unknown_tag(node: Node) -> NotYaml:
     return NotYaml(_line(node), f"must hold plain values and {SEARCH} alone, got the unknown tag {tag}")
 
 
-def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
+def open_document(given: str | os.PathLike[str] | Mapping[str, Any]) -> Document:
     """Read a schedule's YAML: of a path; or the text, if it has several lines or begins with ``{``; or a mapping.
 
-    ``source`` is its name in messages, by default the file's. ScheduleError: the file cannot be read, is not UTF-8, or
-    not YAML.
+    ScheduleError: the file cannot be read, is not UTF-8, or not YAML.
     """
     if isinstance(given, Mapping):
-        return Document(source or TEXT, plain(given))
+        return Document(TEXT, plain(given))
     if isinstance(given, str) and ("\n" in given or given.lstrip().startswith("{")):
-        source, text = source or TEXT, given
+        source, text = TEXT, given
     else:
-        source = source or str(given)
+        source = str(given)
         try:
             text = pathlib.Path(given).read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:

@@ -7,13 +7,13 @@ linear layer's (out, in).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.document import Findings, Path
+from trainables.compression.schedule.document import Findings, Path, Problem
 from trainables.compression.schedule.names import match_names, patterns_of, plain_name
 from trainables.compression.schedule.parts import KINDS, Component, PrunerPolicyConfig, Schedule
 from trainables.compression.structures import check_group, ranked_structures
@@ -127,21 +127,16 @@ def _match(
     known, match = (facts.modules, match_modules) if argument == MODULES else (facts.parameters, match_names)
     found = patterns_of(given, list(known), on_error, match)
     values = {name: given[found[name]] for name in known if name in found} if is_map else dict.fromkeys(found)
-    _check_structures(settings, values, facts, path, {name: places[found[name]] for name in found}, findings)
+    findings.errors += _structure_problems(settings, values, facts, {name: places[found[name]] for name in found})
     if not kept and argument != MODULES:
         return values, None
     left = {pattern: given[pattern] for pattern in kept} if is_map else tuple(kept)
     return values, settings.model_copy(update={argument: left}) if len(kept) < len(given) else settings
 
 
-def _check_structures(
-    settings: ComponentConfig,
-    values: Mapping[str, Any],
-    facts: ModelFacts,
-    path: Path,
-    places: Mapping[str, Path],
-    findings: Findings,
-) -> None:
+def _structure_problems(
+    settings: ComponentConfig, values: Mapping[str, Any], facts: ModelFacts, places: Mapping[str, Path]
+) -> Iterator[Problem]:
     if ":" in settings.class_:  # the user's own, whose arguments mean what they say
         return
     common = getattr(settings, "group_type", None)
@@ -158,7 +153,8 @@ def _check_structures(
                 structures.check(name, shape)
                 counts[name] = structures.count(shape)
         except UserError as error:
-            findings.error(places[name], str(error))
+            yield Problem(places[name], str(error))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        findings.error(path, f"must have equally many structures with group_dependency Leader, got {said}")
+        text = f"must have equally many structures with group_dependency Leader, got {said}"
+        yield Problem(places[name][:-1], text)

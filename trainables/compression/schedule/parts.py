@@ -1,16 +1,17 @@
-"""Parts of a checked schedule: arguments of policies, components, and the schedule itself. Does not import torch."""
+"""A checked schedule: arguments of policies, components, and what they do in each epoch. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from trainables.compression.schedule.configs import ComponentConfig, Flag, Whole
+from trainables.compression.schedule.configs import ComponentConfig, Flag, GradualConfig, Whole
 from trainables.compression.schedule.document import Path, shown
-from trainables.compression.schedule.timing import Timing
+from trainables.compression.schedule.timing import Timing, gradual_share
 
 #: Section of each kind of policy. A policy with several kinds has the first of them, as in the original.
 KINDS = {
@@ -21,6 +22,8 @@ KINDS = {
     "extension": "extensions",
     "distiller": "distillers",
 }
+#: The pruners whose policies take ``levels``.
+WITH_LEVELS = "SparsityLevelParameterPruner"
 #: Keys of a policy's epochs, beside ``epochs``.
 RANGE = ("starting_epoch", "ending_epoch", "frequency")
 
@@ -108,3 +111,50 @@ class Schedule:
         """Yield all components, section by section."""
         for section in self.sections.values():
             yield from section.values()
+
+
+def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> tuple[float, float] | None:
+    """Return the least and greatest share that a pruner plans in an active epoch of its policy.
+
+    Structure pruners plan a share of structures, element pruners a share of elements. None: it depends on the data.
+    """
+    settings: Any = component.settings
+    args = policy.args
+    if component.class_name == WITH_LEVELS:
+        levels = args.levels if isinstance(args, PrunerPolicyConfig) and args.levels is not None else settings.levels
+        values = list(levels.values()) if isinstance(levels, Mapping) else [float(levels)]
+        return min(values), max(values)
+    if isinstance(settings, GradualConfig):
+        share = gradual_share(settings.initial_sparsity, settings.final_sparsity, policy.timing.progress(epoch))
+        return share, share
+    desired: float | None = getattr(settings, "desired_sparsity", None)
+    share_range: tuple[float, float] | None = getattr(settings, "sparsity_range", None)
+    return share_range if desired is None else (desired, desired)
+
+
+def epoch_table(schedule: Schedule, epochs: int) -> list[list[str]]:
+    """Return the actions in epochs 0..epochs-1, with the planned shares, as text; the first row is the header.
+
+    Consecutive epochs with the same actions have one row, epochs without actions none.
+    """
+
+    def acts_in(epoch: int) -> str:
+        active = [policy for policy in schedule.policies if policy.timing.is_active(epoch)]
+        return ", ".join(_said(schedule.component(policy), policy, epoch) for policy in active)
+
+    rows = [["epochs", "acts"]]
+    for acts, group in groupby(range(epochs), key=acts_in):
+        first, *others = group
+        if acts:
+            rows.append([f"{first}-{others[-1]}" if others else str(first), acts])
+    return rows
+
+
+def _said(component: Component, policy: PlannedPolicy, epoch: int) -> str:
+    if policy.kind != "pruner":
+        return component.name
+    share = planned_share(component, policy, epoch)
+    if share is None:
+        return f"{component.name} by data"
+    least, greatest = share
+    return f"{component.name} {least:.4g}" + (f" to {greatest:.4g}" if greatest != least else "")

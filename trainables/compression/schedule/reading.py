@@ -28,7 +28,6 @@ from trainables.compression.schedule.configs import (
     BaiduRNNPrunerConfig,
     ComponentConfig,
     GradualConfig,
-    SparsityLevelParameterPrunerConfig,
     own_config,
 )
 from trainables.compression.schedule.document import (
@@ -50,6 +49,7 @@ from trainables.compression.schedule.matching import ModelFacts, match_schedule
 from trainables.compression.schedule.parts import (
     KINDS,
     RANGE,
+    WITH_LEVELS,
     Component,
     PlannedPolicy,
     PrunerPolicyConfig,
@@ -156,12 +156,12 @@ class MarkedSchedule:
         return {name: mark.middle() for name, mark in self.marks.items()}
 
 
-def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
+def read_marks(given: str | os.PathLike[str]) -> MarkedSchedule:
     """Read the ranges in a schedule's file or text, given as in `read_schedule`; there may be none.
 
     ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
     """
-    document = open_document(given, source)
+    document = open_document(given)
     findings = Findings(document.source, document.lines)
     marks: dict[str, Mark] = {}
     names: dict[Path, str] = {}
@@ -213,17 +213,14 @@ def _broken_rule(given: Mapping[str, Any]) -> str:
     for key, value in (("low", low), ("high", high), ("step", step)):
         if value is not None and not is_number(value):
             return f"needs a number for {key}, got {shown(value)}"
-    if low >= high:
-        return f"needs low < high, got low {low} and high {high}"
-    if not isinstance(log, bool):
-        return f"needs true or false for log, got {shown(log)}"
-    if log and low <= 0:
-        return f"needs low > 0 with log, got {low}"
-    if log and step is not None:
-        return "takes log or step, got both"
-    if step is not None and not 0 < step <= high - low:
-        return f"needs a step in (0, high - low], got {step}"
-    return ""
+    rules = (
+        (low < high, f"needs low < high, got low {low} and high {high}"),
+        (isinstance(log, bool), f"needs true or false for log, got {shown(log)}"),
+        (not log or low > 0, f"needs low > 0 with log, got {low}"),
+        (not log or step is None, "takes log or step, got both"),
+        (step is None or 0 < step <= high - low, f"needs a step in (0, high - low], got {step}"),
+    )
+    return next((rule for is_kept, rule in rules if not is_kept), "")
 
 
 #: Number of combinations of the other marks' values that a value is tried with before it is rejected.
@@ -335,11 +332,7 @@ SECTIONS = ("version", *KINDS.values(), "policies")
 
 
 def read_schedule(
-    given: str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    compatible: bool = False,
-    check_lr: CheckLR | None = None,
-    source: str | None = None,
+    given: str | os.PathLike[str] | Mapping[str, Any], *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> Schedule:
     """Read the schedule of a file, a text or a mapping, given as in `open_document`.
 
@@ -347,11 +340,10 @@ def read_schedule(
         given: the schedule.
         compatible: whether problems that the original silently accepted give a `UserWarning` instead of an error.
         check_lr: called with each learning-rate scheduler's class and arguments; raises UserError if they are invalid.
-        source: name of the schedule in messages; by default the file's name.
 
     ScheduleError: with all errors, each with file and line.
     """
-    return _read(open_document(given, source), compatible, check_lr)
+    return _read(open_document(given), compatible, check_lr)
 
 
 def _read(document: Document, compatible: bool, check_lr: CheckLR | None) -> Schedule:
@@ -395,16 +387,14 @@ class _Reader:
             self._findings.error(("version",), f"must be {VERSION}, got {shown(self._given['version'])}")
         self._components = {section: self._section(section, self._given.get(section)) for section in KINDS.values()}
         policies = self._policies(self._given.get("policies"))
-        for section, components in self._components.items():
-            for name, component in components.items():
-                if component is not None and (section, name) not in self._used:
-                    text = "is used by no policy: add one, or leave it out"
-                    self._findings.warnings.append(Problem((section, name), text))
         sections = {
             section: {name: component for name, component in components.items() if component is not None}
             for section, components in self._components.items()
         }
         schedule = replace(empty, policies=tuple(policies), sections=sections)
+        for component in schedule.components():
+            if (place := (component.section, component.name)) not in self._used:
+                self._findings.warnings.append(Problem(place, "is used by no policy: add one, or leave it out"))
         for policy in policies:
             _check_use(policy, schedule.component(policy), self._findings)
         return schedule
@@ -564,16 +554,12 @@ def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) 
             f"must be in the epochs {first} to {last} of its policy, got {settings.ramp_from(first)}",
         )
     levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
-    if levels is not None and not isinstance(settings, SparsityLevelParameterPrunerConfig):
-        findings.lenient(
-            (*path, "pruner", "args", "levels"),
-            f"has no effect on {component.class_name}: only {SparsityLevelParameterPrunerConfig.class_} has levels",
-        )
+    if levels is not None and component.class_name != WITH_LEVELS:
+        text = f"has no effect on {component.class_name}: only {WITH_LEVELS} has levels"
+        findings.lenient((*path, "pruner", "args", "levels"), text)
 
 
 # --- Schedules as mappings and as readable YAML: sections in order, short lists on one line ---------------------------
-
-LINE_WIDTH = 100
 
 
 class _Writer(yaml.SafeDumper):
@@ -601,7 +587,7 @@ def dump(schedule: Mapping[str, Any]) -> str:
     values = plain(schedule)
     unknown = [name for name in values if name not in SECTIONS]
     parts = [
-        yaml.dump({name: values[name]}, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=LINE_WIDTH)
+        yaml.dump({name: values[name]}, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
         for name in (*SECTIONS[:-1], *unknown, SECTIONS[-1])
         if name in values
     ]
@@ -615,13 +601,10 @@ def to_mapping(schedule: Schedule) -> dict[str, Any]:
         settings = component.settings
         given = component.arguments if settings is None else settings.model_dump(exclude_unset=True)
         sections.setdefault(component.section, {})[component.name] = {"class": component.class_name, **plain(given)}
-    return {"version": VERSION, **sections, "policies": [_policy(policy) for policy in schedule.policies]}
-
-
-def _policy(policy: PlannedPolicy) -> dict[str, Any]:
-    args = {} if policy.args is None else plain(policy.args.model_dump(exclude_unset=True))
-    inner = {"instance_name": policy.instance_name, **({"args": args} if args else {})}
-    timing = policy.timing
-    if timing.epochs is not None:
-        return {policy.kind: inner, "epochs": list(timing.epochs)}
-    return {policy.kind: inner, **{key: getattr(timing, key) for key in RANGE}}
+    policies = []
+    for policy in schedule.policies:
+        args = {} if policy.args is None else plain(policy.args.model_dump(exclude_unset=True))
+        inner = {"instance_name": policy.instance_name, **({"args": args} if args else {})}
+        keys = RANGE if policy.timing.epochs is None else ("epochs",)
+        policies.append({policy.kind: inner, **{key: plain(getattr(policy.timing, key)) for key in keys}})
+    return {"version": VERSION, **sections, "policies": policies}

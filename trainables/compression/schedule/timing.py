@@ -74,11 +74,6 @@ class Moment:
     minibatch: int = 0  # optimizer steps since the start of the epoch
     minibatches_per_epoch: int = 1  # optimizer steps of an epoch, >= 1
 
-    @property
-    def progress(self) -> float:
-        """Return the position of the epoch among the policy's active epochs, in [0, 1]."""
-        return self.timing.progress(self.epoch)
-
 
 def gradual_share(initial: float, final: float, progress: float) -> float:
     """Return s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1), p from 0 in the first active epoch to 1.

@@ -52,11 +52,10 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
         schedule.update(filled)
     start, end = pruning_epochs(config)
     timing = {"starting_epoch": start, "ending_epoch": end, "frequency": config.pruning_frequency or FREQUENCY}
-    if config.pruning_sensitivities is not None:
-        values = {name: value for name, value in _numbers(config.pruning_sensitivities).items() if value > 0}
-        if values:
-            arguments: dict[str, Any] = {"class": "SensitivityPruner", "sensitivities": values}
-            policies.append(_added(schedule, "pruner", PRUNER, arguments, timing))
+    values = {name: value for name, value in _numbers(config.pruning_sensitivities or ()).items() if value > 0}
+    if values:
+        arguments: dict[str, Any] = {"class": "SensitivityPruner", "sensitivities": values}
+        policies.append(_added(schedule, "pruner", PRUNER, arguments, timing))
     if config.agp_final_sparsity is not None:
         initial = min(config.agp_initial_sparsity or 0.0, config.agp_final_sparsity)
         if not config.agp_weights:
@@ -72,9 +71,7 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
                 "automated gradual pruning needs two active epochs: pruning_end_epoch must be above "
                 f"pruning_start_epoch + pruning_frequency, got {start} to {end} with frequency {timing['frequency']}"
             )
-        twice = [name for name in schedule.get("pruners", {}).get(PRUNER, {}).get("sensitivities", {})
-                 if name in config.agp_weights]  # fmt: skip
-        if twice:
+        if twice := [name for name in values if name in config.agp_weights]:
             raise UserError(
                 f"{twice[0]} is pruned by pruning_sensitivities and by agp_weights in the same epochs, so that the "
                 "second would undo the first: leave it out of one"
@@ -89,9 +86,8 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
             "distill_weight": weight,
             "student_weight": round(1.0 - weight, 9),
         }
-        for name, value in (("teacher", config.distill_teacher), ("checkpoint", config.distill_checkpoint)):
-            if value is not None:
-                arguments[name] = value
+        given = {"teacher": config.distill_teacher, "checkpoint": config.distill_checkpoint}
+        arguments |= {name: value for name, value in given.items() if value is not None}
         begin = config.distill_start_epoch or 0
         if begin >= config.epochs:
             raise UserError(

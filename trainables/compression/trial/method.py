@@ -93,7 +93,7 @@ class AttachedCompression(Attached):
         return [distillation.teacher for distillation in found if distillation.calls_teacher_each_step]
 
     def measured(self) -> dict[str, Any]:
-        if not self.scheduler.has_acted:
+        if not any(scheduled.has_acted for scheduled in self.scheduler.policies):
             return {}  # the same as in uncompressed runs, which share these rows
         run = self._run
         assert run.loss is not None

@@ -23,9 +23,6 @@ from trainables.gradskip.replay import JointReplay
 from trainables.interventions import Intervention, PlannedActs, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
-#: Name prefixes of classes that observe training before they first act, and the number of epochs before.
-_LOOKING, _LOOKS_AHEAD = ("Activation", "Gradient"), 1
-
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     """Return a key: configurations of one workload with equal keys have equal facts."""
@@ -57,8 +54,8 @@ def late_policies(schedule: Mapping[str, Any], epochs: int) -> list[int]:
 
 def looks_from(kind: str, class_name: str, timing: Timing) -> int:
     """Return the first epoch in which a policy changes training or its component observes it."""
-    looks = kind == "pruner" and class_name.startswith(_LOOKING)
-    return max(0, timing.starting_epoch - (_LOOKS_AHEAD if looks else 0))
+    observes = kind == "pruner" and class_name.startswith(("Activation", "Gradient"))  # from the epoch before on
+    return max(0, timing.starting_epoch - (1 if observes else 0))
 
 
 def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epochs: int) -> list[Intervention]:
@@ -90,10 +87,8 @@ def _content(component: Mapping[str, Any]) -> dict[str, str]:
     if checkpoint is None:
         return {}
     path = Path(str(checkpoint))
-    digest = hashlib.sha256()
-    for file in sorted(path.glob("*.pt")) if path.is_dir() else [path]:
-        try:
-            digest.update(file.read_bytes())
-        except OSError:
-            return {}  # reported when the teacher is built
-    return {"content": digest.hexdigest()[:24]}
+    try:
+        content = b"".join(file.read_bytes() for file in (sorted(path.glob("*.pt")) if path.is_dir() else [path]))
+    except OSError:
+        return {}  # reported when the teacher is built
+    return {"content": hashlib.sha256(content).hexdigest()[:24]}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.compression.pruners import ActivationWatch, Pruner, build_pruner
+from trainables.compression.pruners import ApozPruner, Pruner, build_pruner
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -36,7 +36,15 @@ def slow_sums(activations: list[Tensor]) -> tuple[list[float], list[float]]:
     return shares, means
 
 
-def check(watch: ActivationWatch, name: str, activations: list[Tensor]) -> None:
+def watching(model: nn.Module, *weights: str) -> ApozPruner:
+    given = {"weights": weights, "group_type": "Filters", "desired_sparsity": 0.5}
+    pruner = build_pruner("p", PRUNERS["ActivationAPoZRankedFilterPruner"](**given), model, seed=0)
+    assert isinstance(pruner, ApozPruner)
+    pruner.start(model)
+    return pruner
+
+
+def check(watch: ApozPruner, name: str, activations: list[Tensor]) -> None:
     shares, means = slow_sums([activation.detach() for activation in activations])
     inactive, total, seen = watch.sums[name]
     assert (inactive.double() / seen).tolist() == pytest.approx(shares, abs=1e-12)
@@ -52,8 +60,7 @@ def _seeded() -> None:
 @pytest.mark.parametrize("inplace", [False, True])
 def test_the_activation_behind_a_batch_norm(inplace: bool) -> None:
     model = nn.Sequential(conv(), nn.BatchNorm2d(5), nn.ReLU(inplace), conv(5, 4), nn.ReLU(inplace))
-    watch = ActivationWatch(["0.weight", "3.weight"])
-    watch.start(model)
+    watch = watching(model, "0.weight", "3.weight")
     first, second = [], []
     for batch in images(3):
         model(batch)
@@ -66,8 +73,7 @@ def test_the_activation_behind_a_batch_norm(inplace: bool) -> None:
 
 def test_a_watched_model_can_be_copied_between_passes() -> None:
     model = nn.Sequential(conv(), nn.ReLU(), conv(5, 4), nn.Conv2d(4, 4, 1))  # two of them without an activation
-    watch = ActivationWatch(["0.weight", "2.weight", "3.weight"])
-    watch.start(model)
+    watch = watching(model, "0.weight", "2.weight", "3.weight")
     model(images()[0])
     copy.deepcopy(model)
     watch.start(model)  # the search begins anew
@@ -93,8 +99,7 @@ class Residual(nn.Module):
 
 def test_calls_of_one_shared_activation_are_told_apart() -> None:
     model = Residual()
-    watch = ActivationWatch(["conv1.weight", "conv2.weight", "shortcut.weight"])
-    watch.start(model)
+    watch = watching(model, "conv1.weight", "conv2.weight", "shortcut.weight")
     for batch in images(3):
         model(batch)
     check(watch, "conv1.weight", [inner for inner, _ in model.seen])
@@ -119,8 +124,7 @@ class Bottleneck(nn.Module):
 
 def test_an_activation_behind_another_layer_is_not_that_of_a_linear_bottleneck() -> None:
     model = Bottleneck()
-    watch = ActivationWatch(["linear.weight"])
-    watch.start(model)
+    watch = watching(model, "linear.weight")
     for batch in images(3):
         model(batch)
     watch.stop()
@@ -148,8 +152,7 @@ class Functional(nn.Module):
     ids=["functional", "none", "flattened", "frozen"],
 )
 def test_where_there_is_none_it_is_relu_of_the_output(model: nn.Module, name: str) -> None:
-    watch = ActivationWatch([f"{name}.weight"])
-    watch.start(model)
+    watch = watching(model, f"{name}.weight")
     for batch in images(3):
         model(batch)
     watch.stop()
@@ -158,8 +161,7 @@ def test_where_there_is_none_it_is_relu_of_the_output(model: nn.Module, name: st
 
 def test_evaluation_and_forwards_without_gradients_are_not_seen() -> None:
     model = nn.Sequential(conv(), nn.ReLU())
-    watch = ActivationWatch(["0.weight"])
-    watch.start(model)
+    watch = watching(model, "0.weight")
     batches = images(4)
     model.eval()(batches[0])
     with torch.no_grad():

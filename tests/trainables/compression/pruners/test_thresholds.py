@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.pruners import Pruner, build_pruner, ramp_threshold
+from trainables.compression.pruners import Pruner, build_pruner
 from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
@@ -93,10 +93,11 @@ def test_surgery_cuts_splices_and_leaves(growth: float) -> None:
 def test_the_two_lines_of_narang_by_hand() -> None:
     # theta = 2 * 0.5 * 2 / (2 * 4 + 3 * 6) = 1 / 13; phi = 1.5 / 13.
     timing = Timing(starting_epoch=2, ending_epoch=12, frequency=2)
-    arguments = {"q": 0.5, "ramp_epoch": 6, "slope_factor": 1.5}
-    found = [ramp_threshold(epoch, timing, **arguments) for epoch in timing.active_epochs()]  # type: ignore[arg-type]
+    pruner = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=6, ramp_slope_mult=1.5, weights=["w"])
     wanted = [1 / 26, 3 / 26, (5 + 1.5) / 26, (5 + 1.5 * 3) / 26, (5 + 1.5 * 5) / 26]
-    assert found == pytest.approx(wanted, rel=1e-12)
+    for epoch, threshold in zip(timing.active_epochs(), wanted, strict=True):
+        weight = torch.tensor([threshold * (1 - 1e-12), threshold * (1 + 1e-12)], dtype=torch.float64)
+        assert pruner.masks({"w": weight}, {}, Moment(epoch=epoch, timing=timing))["w"].tolist() == [0, 1]
 
 
 def test_a_ramp_is_counted_from_the_policys_or_from_the_runs_first_epoch() -> None:

@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from trainables.compression.quantizers import Bits, Quantizer, build_quantizer, is_quantized, plan_bits
 from trainables.compression.quantizers.quantized_modules import LearnedClipActivation
-from trainables.compression.schedule.configs import DorefaQuantizerConfig
+from trainables.compression.schedule.configs import QUANTIZERS
 from trainables.errors import UserError
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip import settings as gradskip_settings
@@ -306,7 +306,9 @@ def make_branches() -> nn.Module:
 
 def planned(overrides: dict[str, Any], model: nn.Module | None = None) -> dict[str, Bits]:
     model = model or make_branches()
-    settings = DorefaQuantizerConfig.model_validate({"bits_activations": 8, "bits_weights": 3, "overrides": overrides})
+    settings = QUANTIZERS["DorefaQuantizer"].model_validate(
+        {"bits_activations": 8, "bits_weights": 3, "overrides": overrides}
+    )
     default = build_quantizer("q", settings).default
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -337,7 +339,7 @@ def test_the_first_pattern_that_matches_counts() -> None:
 
 def test_overrides_of_a_container_or_of_what_has_no_numbers_are_said_to_have_no_effect() -> None:
     default: Bits = {"weights": 3, "bias": None, "activations": 8}
-    overrides = DorefaQuantizerConfig.model_validate({"overrides": {"layer1": {}, "pool": {}}}).overrides
+    overrides = QUANTIZERS["DorefaQuantizer"].model_validate({"overrides": {"layer1": {}, "pool": {}}}).overrides
     with pytest.warns(UserWarning, match=r"overrides of") as caught:
         plan_bits(make_branches(), default, overrides)
     assert [str(w.message) for w in caught] == [

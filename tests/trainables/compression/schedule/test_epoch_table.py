@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainables.compression.schedule import read_schedule
-from trainables.compression.schedule.epoch_table import epoch_table, planned_share
+from trainables.compression.schedule.parts import epoch_table, planned_share
 
 
 def agp(final: float, *weights: str, initial: float = 0.05) -> dict[str, Any]:

@@ -33,7 +33,7 @@ RIGHT = {
 
 
 def check(**given: str) -> None:
-    check_marks(read_marks(TEXT.format(**{**RIGHT, **given}), source="s"), FACTS, check_lr=check_lr_scheduler)
+    check_marks(read_marks(TEXT.format(**{**RIGHT, **given})), FACTS, check_lr=check_lr_scheduler)
 
 
 def test_what_cannot_stand_together_is_no_fault_of_a_value() -> None:
@@ -45,7 +45,7 @@ def test_a_value_that_only_some_choices_of_others_allow_is_no_fault_of_a_value()
     """Rows want a matrix, the second of four; filters and channels a convolution."""
     text = TEXT.replace("group_type: Filters", "group_type: !search {{choices: [Filters, Rows, Channels]}}")
     weights = "[!search {choices: [conv1.weight, fc.weight, conv2.weight, conv1.weight]}]"
-    marked = read_marks(text.format(**{**RIGHT, "weights": weights}), source="s")
+    marked = read_marks(text.format(**{**RIGHT, "weights": weights}))
     check_marks(marked, FACTS, check_lr=check_lr_scheduler)
 
 
@@ -56,17 +56,17 @@ def test_a_high_end_off_its_grid_is_no_value() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"weights": "[!search {choices: [conv1.weight, conv9.weight]}]"}, "s:8: pruners.g.weights.0: unknown param"),
-        ({"weights": "[!search {choices: [conv1.weight, fc.weight]}]"}, "s:8: pruners.g.weights.0: Filters of fc.we"),
+        ({"weights": "[!search {choices: [conv1.weight, conv9.weight]}]"}, "8: pruners.g.weights.0: unknown param"),
+        ({"weights": "[!search {choices: [conv1.weight, fc.weight]}]"}, "8: pruners.g.weights.0: Filters of fc.we"),
         ({"kind": "!search {choices: [L1RankedStructureParameterPruner_AGP, L3Ranked]}"},
-         "s:4: pruners.g.class: unknown class 'L3Ranked'"),
-        ({"final": "!search {low: 0.2, high: 1.5}"}, "s:7: pruners.g.final_sparsity: must be <= 1, got 1.5"),
-        ({"final": "!search {low: 0.2, high: 1.2, step: 0.5}"}, "s:7: pruners.g.final_sparsity: must be <= 1, got 1.2"),
-        ({"size": "!search {low: 0, high: 3}"}, "s:10: lr_schedulers.l: step_size of StepLR must be a whole number"),
-        ({"end": "!search {low: -3, high: 9}"}, "s:12: policies.0.ending_epoch: must be above starting_epoch"),
+         "4: pruners.g.class: unknown class 'L3Ranked'"),
+        ({"final": "!search {low: 0.2, high: 1.5}"}, "7: pruners.g.final_sparsity: must be <= 1, got 1.5"),
+        ({"final": "!search {low: 0.2, high: 1.2, step: 0.5}"}, "7: pruners.g.final_sparsity: must be <= 1, got 1.2"),
+        ({"size": "!search {low: 0, high: 3}"}, "10: lr_schedulers.l: step_size of StepLR must be a whole number"),
+        ({"end": "!search {low: -3, high: 9}"}, "12: policies.0.ending_epoch: must be above starting_epoch"),
     ],
 )  # fmt: skip
 def test_a_value_that_can_never_be_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ScheduleError) as found:
         check(**given)
-    assert found.value.errors[0].startswith(message), found.value.errors
+    assert found.value.errors[0].startswith(f"<schedule>:{message}"), found.value.errors

@@ -32,7 +32,7 @@ def matched(section: str, arguments: dict[str, Any], *, compatible: bool = False
         section: {"x": arguments},
         "policies": [{kind: {"instance_name": "x", **policy}, "epochs": [0, 1]}],
     }
-    return resolve(read_schedule(mapping, source="s"), FACTS, compatible)
+    return resolve(read_schedule(mapping), FACTS, compatible)
 
 
 def names(section: str, arguments: dict[str, Any]) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def test_compatible_leaves_out_what_matches_nothing_with_a_warning_each() -> Non
     ],
 )  # fmt: skip
 def test_weights_without_the_structures(section: str, arguments: dict[str, Any], message: str) -> None:
-    assert refused(section, arguments) == [f"s: {section}.x.{message}"]
+    assert refused(section, arguments) == [f"<schedule>: {section}.x.{message}"]
 
 
 def test_weights_with_the_structures() -> None:

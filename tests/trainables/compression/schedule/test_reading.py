@@ -16,7 +16,7 @@ from trainables.compression.schedule import (
     ScheduleError,
     read_schedule,
 )
-from trainables.compression.schedule.configs import PRUNERS
+from trainables.compression.schedule.configs import CLASSES, PRUNERS
 from trainables.compression.schedule.timing import Timing
 
 
@@ -61,6 +61,8 @@ def test_a_file_a_text_and_a_mapping_are_the_same(tmp_path: Path) -> None:
 def test_a_schedule_and_its_errors_can_be_sent_to_another_process() -> None:
     schedule = read_schedule(GOOD)
     assert pickle.loads(pickle.dumps(schedule)) == schedule
+    for model in (model for models in CLASSES.values() for model in models.values()):  # those of settings
+        assert pickle.loads(pickle.dumps(model)) is model
     error = ScheduleError(["one", "two"])
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.errors) == (str(error), ("one", "two"))
@@ -115,8 +117,8 @@ SILENT = {
 @pytest.mark.parametrize("compatible", [False, True])
 def test_a_missing_version_is_a_warning_always(compatible: bool) -> None:
     """Of 79 published schedules 32 have none."""
-    with pytest.warns(UserWarning, match=r"^s:3: version is missing: begin the file with version: 1$"):
-        schedule = read_schedule(GOOD.replace("version: 1", "#"), source="s", compatible=compatible)
+    with pytest.warns(UserWarning, match=r"^<schedule>:3: version is missing: begin the file with version: 1$"):
+        schedule = read_schedule(GOOD.replace("version: 1", "#"), compatible=compatible)
     assert schedule.policies == read_schedule(GOOD).policies
 
 
@@ -124,8 +126,10 @@ def test_a_missing_version_is_a_warning_always(compatible: bool) -> None:
 def test_a_component_without_a_policy_is_a_warning_always(compatible: bool) -> None:
     """Of 79 published schedules 8 have one, and the original runs them."""
     text = GOOD.replace("policies:", "  lr2: {class: StepLR}\npolicies:")
-    with pytest.warns(UserWarning, match=r"^s:16: lr_schedulers\.lr2: is used by no policy: add one, or leave it out$"):
-        schedule = read_schedule(text, source="s", compatible=compatible)
+    with pytest.warns(
+        UserWarning, match=r"^<schedule>:16: lr_schedulers\.lr2: is used by no policy: add one, or leave it out$"
+    ):
+        schedule = read_schedule(text, compatible=compatible)
     assert schedule.policies == read_schedule(GOOD).policies
 
 
@@ -135,9 +139,9 @@ def test_what_was_silently_accepted_is_refused_or_warned_of(case: str) -> None:
     assert errors(text) == [message]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        schedule = read_schedule(text, source="s", compatible=True)
+        schedule = read_schedule(text, compatible=True)
     assert [warning.category for warning in caught] == [UserWarning]
-    assert [str(warning.message) for warning in caught] == [f"s:{message}"]
+    assert [str(warning.message) for warning in caught] == [f"<schedule>:{message}"]
     assert schedule.policies == read_schedule(GOOD).policies
 
 

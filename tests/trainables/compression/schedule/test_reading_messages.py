@@ -177,9 +177,9 @@ def test_overrides_of_quantizers_name_their_valid_keys() -> None:
 def test_all_errors_are_collected_and_the_first_is_the_message() -> None:
     text = with_pruner("class: SensitivityPruner\nsensitivities:\n  a: -1\n  b: x\n  c: 0\n  d: [1]")
     with pytest.raises(UserError) as raised:
-        read_schedule(text, source="file.yaml")
+        read_schedule(text)
     assert str(raised.value) == (
-        "file.yaml:6: pruners.p.sensitivities.a: must be >= 0, got -1 (and 2 more: `schedule check` lists them)"
+        "<schedule>:6: pruners.p.sensitivities.a: must be >= 0, got -1 (and 2 more: `schedule check` lists them)"
     )
     mapping = {"version": 1, "pruners": {"p": {"class": "SensitivityPruner", "sensitivities": {"a": -1}}},
                "policies": [{"pruner": {"instance_name": "p"}, "epochs": [0]}]}  # fmt: skip

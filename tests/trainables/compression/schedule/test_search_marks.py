@@ -93,9 +93,9 @@ def test_messages_of_a_filled_schedule_have_the_files_lines() -> None:
 )  # fmt: skip
 def test_definitions_that_are_refused(definition: str, message: str) -> None:
     with pytest.raises(ScheduleError) as raised:
-        read_marks(f"version: 1\na: !search {definition}\n", source="s")
+        read_marks(f"version: 1\na: !search {definition}\n")
     line = 3 if definition.endswith("}") and "\n" in definition else 2
-    assert str(raised.value) == f"s:{line}: {message}"
+    assert str(raised.value) == f"<schedule>:{line}: {message}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.schedule import dump, read_schedule, resolve, to_mapping
 from trainables.compression.schedule.configs import CLASSES
-from trainables.compression.schedule.epoch_table import epoch_table, planned_share
+from trainables.compression.schedule.parts import epoch_table, planned_share
 from tune_cac.cli.schedule import facts_of_workload
 
 FOLDER = Path(__file__).parents[4] / "docs" / "schedules"
