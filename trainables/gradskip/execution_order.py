@@ -446,12 +446,12 @@ class _GraphMasks:
 class ForwardHook(OwnedHooks):
     """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model.
 
-    ``on_trace`` is called where `torch.jit.trace` or an export is about to record the module.
+    ``on_other`` is called before calls without gradients, and where `torch.jit.trace` or an export records the module.
     """
 
-    def __init__(self, tell: Callable[..., None] | None = None, on_trace: Callable[[], None] | None = None) -> None:
+    def __init__(self, tell: Callable[..., None] | None = None, on_other: Callable[[], None] | None = None) -> None:
         super().__init__(tell)
-        self._on_trace = on_trace
+        self._on_other = on_other
 
     def watch(self, *modules: nn.Module) -> None:
         self._handles += [hook(module, self, with_kwargs=True) for module in modules]
@@ -462,11 +462,9 @@ class ForwardHook(OwnedHooks):
             self.watch(module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_traced():
-            if self._on_trace is not None and not torch.compiler.is_compiling():
-                self._on_trace()
-            return
-        if not torch.is_grad_enabled():
+        if is_traced() or not torch.is_grad_enabled():
+            if self._on_other is not None and not torch.compiler.is_compiling():
+                self._on_other()
             return
         seen = self._listener()
         if seen is not None:

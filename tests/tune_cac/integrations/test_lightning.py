@@ -24,7 +24,12 @@ from trainables.gradskip.script_counting.stretches import totals_of
 from trainables.script.report_lines import REPORTS_FILE
 
 lightning = pytest.importorskip("lightning.pytorch")
-from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    BackboneFinetuning,
+    EarlyStopping,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from tune_cac.integrations.lightning import GradientSkipCallback  # noqa: E402
@@ -283,6 +288,25 @@ def test_two_processes_stop_together_and_train_as_one_does(tmp_path: Path) -> No
     one = weights(fitted(tmp_path, GradientSkipCallback(STOP), module=Descent()))
     assert all(map(torch.equal, first[2], second[2]))
     assert all(torch.allclose(*both, atol=1e-6) for both in zip(first[2], one, strict=True))
+
+
+class Normed(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(8))
+
+
+@pytest.mark.parametrize("settings", [STOP, Settings(start_thr=-1)])
+def test_the_passes_that_renew_statistics_of_averaged_weights_save_nothing(settings: Settings, tmp_path: Path) -> None:
+    """Lightning takes a fourth epoch for them, with gradients, a step at its end, and no backward pass."""
+    callback = GradientSkipCallback(settings)
+    fitted(tmp_path, callback, StochasticWeightAveraging(0.01), module=Normed())
+    counted = totals_of(callback.gradskip.step_record.stretches)
+    forward, step, first = (6 * 2 * weights for weights in (48 + 64 + 16, 3 * (48 + 64 + 16) - 48, 48))
+    assert counted["steps"] == 13
+    assert counted["dense_flops"] == pytest.approx(12 * step + 4 * forward, abs=step)
+    saved = counted["dense_backward_flops"] - counted["backward_flops"]
+    assert saved == (pytest.approx(7 * first, abs=first) if callback.gradskip.events else 0)
 
 
 def test_the_sizes_of_batches_and_a_rule_that_looks_at_inputs_see_the_network(

@@ -514,7 +514,10 @@ class ProcessRecord:
             record.change_loop()
 
     def stop_looking(self) -> None:
-        """Leave this step uncounted: `torch.jit.trace` takes results for constants while operations are counted."""
+        """Leave this step uncounted, unless its training is yet to begin.
+
+        Counting slows down every operation, and `torch.jit.trace` takes results for constants meanwhile.
+        """
         self.flops.end()
         self._since = None
 
@@ -523,6 +526,7 @@ class ProcessRecord:
         if self._since is None:
             return None
         (forward, backward), self._since = self._since, None
+        self.flops.end_step()
         return self.flops.forward_flops - forward, self.flops.backward_flops - backward
 
     def end_step(self, record: StepRecord) -> None:

@@ -122,6 +122,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     for stretch in measured:
         of_pattern.setdefault(stretch.pattern(), []).append(stretch)
     forward_of = {pattern: _typical(several, "forward_flops") for pattern, several in of_pattern.items()}
+    most_calls = max((size[0] for stretch in measured for size in stretch.sizes if size), default=0)
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     for stretch in stretches:
         if stretch.backward_flops:
@@ -137,6 +138,8 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         full_of_own = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / full_of_own if full_of_own else 0.0
         for size, count in stretch.counts.items():
+            if size and size[0] > 2 * most_calls > 0:  # calls of an evaluation with gradients were among them
+                size = ()
             computing = _computing(size)
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
             executed = _partly_read(reading, whole_forward, size) if reading and reads_of(size) else forward
@@ -199,6 +202,8 @@ def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
     def guess_of(stretch: Stretch) -> dict[Size, float] | None:
         """Return what follows from what the same stops saved elsewhere."""
         mine, stops = own[id(stretch)], (stretch.stopped, stretch.frozen)
+        if not any(mine.values()):  # forward passes alone, such as for the statistics of averaged weights
+            return mine
         if (amounts := saved.get((*stops, stretch.loop))) is not None:
             return {size: flops + fitted(amounts, size) for size, flops in mine.items()}
         if stops in left:
