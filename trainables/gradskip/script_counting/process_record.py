@@ -431,7 +431,8 @@ class StepRecord:
         self.now = known or new
 
     def end_training(self) -> None:
-        """Wait for no further step to measure until the next one was taken: counting slows down every operation."""
+        """Measure nothing until the next step was taken, or a state loaded: counting slows down every operation."""
+        self.last_step = -_PATIENCE - 1
         self._process.stop_looking()
 
     def state_dict(self) -> dict[str, Any]:
@@ -443,6 +444,7 @@ class StepRecord:
         In a process that has taken steps already, which count, they say what this optimizer's cost, if it has none.
         """
         trial = os.environ.get(TRIAL_FOLDER)
+        self.last_step = self._process.steps
         is_new = trial is None or self._process.steps == 0
         goes_on = not is_new and any(stretch.steps for stretch in self.stretches)
         if not isinstance(state, Mapping) or state["trial"] != trial or goes_on:
