@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.execution_order import ForwardHook, in_backward, is_traced
+from trainables.gradskip.execution_order import ForwardHook, in_autograd_function, in_backward, is_traced
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import is_compiled
-from trainables.gradskip.script_counting.step_flops import in_autograd_function
 from trainables.workloads.batch_structure import tensors_in
 
 #: Training calls behind which a step is taken for an evaluation with gradients, if none had half as many.

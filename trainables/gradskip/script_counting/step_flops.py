@@ -8,7 +8,6 @@ product costs as much as the product.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
-from trainables.gradskip.execution_order import in_backward
+from trainables.gradskip.execution_order import in_autograd_function, in_backward
 from trainables.runtime.operator_flops import formula_of
 
 #: Parts of the names of expensive operations without a formula: fused recurrences, attention, layers of nested tensors.
@@ -47,8 +46,6 @@ _DETACH = torch.ops.aten.detach.default
 _ATTENTION_BACKWARD = 2.5
 #: Tensors that have a storage of their own.
 _PLAIN = (Tensor, nn.Parameter)
-#: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class StepFlops(TorchDispatchMode):
@@ -195,16 +192,6 @@ class StepFlops(TorchDispatchMode):
 
 def _has_storage(value: Any) -> bool:
     return type(value) in _PLAIN and value.layout is torch.strided
-
-
-def in_autograd_function() -> bool:
-    """Return whether an autograd function runs forward: compiled code, a reentrant checkpoint, or the user's own."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return True
-        frame = frame.f_back
-    return False
 
 
 @contextmanager
