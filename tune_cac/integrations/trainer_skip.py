@@ -114,7 +114,8 @@ class TrainerSkip:
             )
         self.gradskip = skip
         counted = {} if saved is None else saved.get(_TRAINER, {})
-        if (at := counted.get("steps", taken)) != taken and skip.settings.mode != "off":
+        noted = taken if saved is None else saved["machine"]["iteration"]  # of an older version
+        if (at := counted.get("steps", noted)) != taken and skip.settings.mode != "off":
             raise UserError(
                 f"the checkpoint's state of Gradient-Skip must be of its step {taken}, got that of step {at}: it was "
                 f"trained on without the callback. Resume from the checkpoint of step {at}, or go on without it"

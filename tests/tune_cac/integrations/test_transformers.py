@@ -149,9 +149,19 @@ def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-def test_a_checkpoint_that_was_trained_on_without_it_is_refused(bert: str, tmp_path: Path) -> None:
-    """A trainer without the callback keeps the entry of the rule's state, but not what it says."""
+@pytest.mark.parametrize("is_old", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, bert: str, tmp_path: Path) -> None:
+    """A trainer without the callback keeps the entry of the rule's state, but not what it says; of versions before
+    2026-11-30, which did not note the trainer's step, the rule's iteration says as much."""
     trainer_of(bert, tmp_path, GradientSkipCallback(STOP), max_steps=4).train()
+    if is_old:
+        state = torch.load(file := tmp_path / "checkpoint-4/optimizer.pt")
+        del state["param_groups"][0]["gradskip"]["trainer"]
+        torch.save(state, file)
+        trainer_of(bert, tmp_path / "on", on := GradientSkipCallback(STOP), max_steps=6).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-4")
+        )
+        assert on.gradskip.iteration == 6
     trainer_of(bert, tmp_path, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
     with pytest.raises(UserError, match=r"must be of its step 8, got that of step 4: .* the checkpoint of step 4"):

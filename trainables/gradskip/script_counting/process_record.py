@@ -450,7 +450,7 @@ class StepRecord:
         if not isinstance(state, Mapping) or state["trial"] != trial or goes_on:
             return
         again: dict[str, Any] = {} if is_new else {"steps": 0, "counts": {}}
-        self.stretches = [Stretch(**{**one, **again, "frozen": one["frozen"] or "0"}) for one in state["stretches"]]
+        self.stretches = [Stretch(**{**one, **again, "frozen": one.get("frozen") or "0"}) for one in state["stretches"]]
         self.now, self._looks, self._begun_with = self.stretches[-1], {}, {}
         self._loop = max(stretch.loop for stretch in self.stretches)
         self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)
