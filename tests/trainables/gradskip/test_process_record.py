@@ -420,7 +420,7 @@ def test_a_state_of_2026_11_28_counts_what_it_had_measured(monkeypatch: pytest.M
 
 
 def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
-    """It runs with gradients switched off, but it is no evaluation."""
+    """It runs with gradients switched off, but it is no evaluation, as another call of the same modules is."""
     from torch.utils.checkpoint import checkpoint
 
     net = model()
@@ -436,6 +436,8 @@ def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
     record = record_of(optimizer)
     for _ in range(3):
         step()
+        with torch.no_grad():
+            net(batch()[0])
     found = summary_of(record)
     assert found["dense_flops"] == 3 * flops_of(step)
 

@@ -91,9 +91,11 @@ class InputSizes:
             self._on_other()
 
     def other_call(self) -> None:
-        """Tell of a call that is no training, unless it is part of a step, such as that of a reentrant checkpoint."""
-        if is_traced() or (not self._sums[0] and not in_autograd_function()):
+        """Tell of a call that is no training; of one in a reentrant checkpoint, with which a step may begin."""
+        if is_traced():
             self._on_other()
+        elif not self._sums[0]:
+            self._on_first_call(()) if in_autograd_function() else self._on_other()
 
     def read(self, model: nn.Module) -> None:
         """Note, before anything of a model's latest call was computed, that its prefix's outputs come from a cache.
