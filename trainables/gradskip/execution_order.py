@@ -199,7 +199,8 @@ class ExecutionRecorder(OwnedHooks):
 
     A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
     the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
-    is called with inputs without a graph. What runs without gradients counts as before whatever is called after it.
+    is called with inputs without a graph. What runs without gradients counts as before whatever is called after it;
+    from the first reentrant checkpoint on, whose parts autograd does not record, everything does, as in a chain.
 
     Args:
         model: its modules are hooked.
@@ -226,6 +227,8 @@ class ExecutionRecorder(OwnedHooks):
         self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
         self._unrecorded = 0  # mask of those whose modules ran without gradients, as in reentrant checkpoints
+        self._ran = 0  # mask of those whose modules have returned
+        self._is_chain = False  # whether what has run counts as upstream of what follows
         for index, module in enumerate(self._modules):
             self._handles.append(hook(module, partial(self._enter, index), with_kwargs=True))
             self._handles.append(hook(module, partial(self._leave, index), after=True, always_call=True))
@@ -280,7 +283,8 @@ class ExecutionRecorder(OwnedHooks):
         if not self._running and index == 0:  # modules called separately before are not part of this pass
             self._calls.clear()
             self._bare_calls.clear()
-            self._without_graph = self._unrecorded = 0
+            self._without_graph = self._unrecorded = self._ran = 0
+            self._is_chain = False
             self._masks.forget()
         try:
             if not self._running and index == 0:
@@ -293,6 +297,8 @@ class ExecutionRecorder(OwnedHooks):
             return
         # A frozen parameter of a container itself may be used before any of its children; autograd does not record it.
         mask |= self._running[-1][2] if self._running else 0
+        self._is_chain |= not torch.is_grad_enabled() and in_autograd_function()
+        mask |= self._ran if self._is_chain else 0
         above = (self._running[-1][2] if self._running else 0) | self._frozen(module)
         self._running.append((index, mask, above))
         known = self._calls.setdefault(index, _Calls(rank=len(self._calls), first=mask, all=0))
@@ -304,6 +310,7 @@ class ExecutionRecorder(OwnedHooks):
         _, mask, _ = self._running.pop()
         if not torch.is_grad_enabled():
             self._unrecorded |= mask_of(self._numbers(module))
+        self._ran |= mask_of(self._numbers(module))
         hidden = mask & (self._without_graph | ~self._all_numbers) | self._frozen(module)
         own = 0
         if index in self._bare:
@@ -336,6 +343,20 @@ def is_traced() -> bool:
 def in_backward() -> bool:
     """Return whether autograd's backward pass is running this code."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+#: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def in_autograd_function() -> bool:
+    """Return whether an autograd function runs forward: compiled code, a reentrant checkpoint, or the user's own."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @dataclass(kw_only=True)
@@ -446,12 +467,12 @@ class _GraphMasks:
 class ForwardHook(OwnedHooks):
     """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model.
 
-    ``on_trace`` is called where `torch.jit.trace` or an export is about to record the module.
+    ``on_other`` is called before calls without gradients, and where `torch.jit.trace` or an export records the module.
     """
 
-    def __init__(self, tell: Callable[..., None] | None = None, on_trace: Callable[[], None] | None = None) -> None:
+    def __init__(self, tell: Callable[..., None] | None = None, on_other: Callable[[], None] | None = None) -> None:
         super().__init__(tell)
-        self._on_trace = on_trace
+        self._on_other = on_other
 
     def watch(self, *modules: nn.Module) -> None:
         self._handles += [hook(module, self, with_kwargs=True) for module in modules]
@@ -462,11 +483,9 @@ class ForwardHook(OwnedHooks):
             self.watch(module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_traced():
-            if self._on_trace is not None and not torch.compiler.is_compiling():
-                self._on_trace()
-            return
-        if not torch.is_grad_enabled():
+        if is_traced() or not torch.is_grad_enabled():
+            if self._on_other is not None and not torch.compiler.is_compiling():
+                self._on_other()
             return
         seen = self._listener()
         if seen is not None:

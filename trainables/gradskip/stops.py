@@ -216,7 +216,7 @@ class Stops:
 
     def switch_off(self) -> None:
         """Switch off ``requires_grad`` of what is stopped, but of what keeps a graph for `backward()`."""
-        for number in self.numbers:
+        for number in () if self._is_let_go else self.numbers:
             if self._parameters[number].requires_grad != self._needs_gradient(number):
                 self._parameters[number].requires_grad_(self._needs_gradient(number))
 

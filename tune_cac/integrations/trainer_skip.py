@@ -93,8 +93,8 @@ class TrainerSkip:
         if is_new := not hasattr(own, STATE_KEY):
             if earlier := switch_on_again(model, own):
                 raise UserError(
-                    f"{some(earlier, 1)} were stopped by an earlier training of this model, which was interrupted, so "
-                    "that this trainer's optimizer lacks them: they are switched on again, make a new trainer"
+                    f"{some(earlier, 1)} were stopped by an earlier training of this model, so that this trainer's "
+                    "optimizer lacks them: they are switched on again, make a new trainer"
                 )
             wrap(own, self._settings, model=model, total_steps=total_steps, schedulers=schedulers, named_in=named_in)
             new: GradientSkip = own.gradskip  # type: ignore[attr-defined]
@@ -114,7 +114,8 @@ class TrainerSkip:
             )
         self.gradskip = skip
         counted = {} if saved is None else saved.get(_TRAINER, {})
-        if (at := counted.get("steps", taken)) != taken and skip.settings.mode != "off":
+        noted = taken if saved is None else saved["machine"]["iteration"]  # of an older version
+        if (at := counted.get("steps", noted)) != taken and skip.settings.mode != "off":
             raise UserError(
                 f"the checkpoint's state of Gradient-Skip must be of its step {taken}, got that of step {at}: it was "
                 f"trained on without the callback. Resume from the checkpoint of step {at}, or go on without it"

@@ -6,10 +6,11 @@ Trainer(..., callbacks=[GradientSkipCallback()])
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
 from trainables.errors import UserError
@@ -34,7 +35,7 @@ class GradientSkipCallback(TrainerCallback):
 
     The trainer's logs get ``stopped_share`` and ``compute_saved``, its checkpoints the rule's state, and a search that
     runs the script the metrics of every evaluation, without ``eval_`` (``eval_loss`` as ``val_loss``). When the
-    training ends, what has stopped can train again.
+    training ends, or is interrupted, what has stopped can train again.
 
     Args:
         settings: None reads the ``CAC_*`` variables when the training begins.
@@ -119,3 +120,22 @@ class GradientSkipCallback(TrainerCallback):
     ) -> None:  # fmt: skip
         """Report the test split to the search."""
         self.on_evaluate(args, state, control, metrics=metrics)
+
+
+def _with_end(train: Any) -> Any:
+    """Return ``Trainer.train`` that lets what has stopped train again where it raises: no event tells callbacks so."""
+
+    @functools.wraps(train)
+    def wrapper(self: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return train(self, *arguments, **options)
+        except BaseException:  # Ctrl-C in a notebook, above all
+            for one in self.callback_handler.callbacks:
+                if isinstance(one, GradientSkipCallback):
+                    one._skip.let_go()
+            raise
+
+    return wrapper
+
+
+Trainer.train = _with_end(Trainer.train)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from conv_models import EXECUTION, Shuffled, conv_model
 from counted_loops import record_of
 from loops import equal, train, weights
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainables.gradskip import SGD, Settings
 from trainables.gradskip.execution_order import ExecutionRecorder, trace_model
@@ -36,6 +39,28 @@ class TestTrace:
             module = name.rsplit(".", 1)[0]
             before = EXECUTION[: next(i for i, n in enumerate(EXECUTION) if n.rsplit(".", 1)[0] == module)]
             assert {names[n] for n in range(len(names)) if trace.upstream[number] >> n & 1} == set(before), name
+
+    def test_reentrant_checkpoints_of_a_chain_hide_nothing(self) -> None:
+        """One of a part behind something else, one of the whole, one in another, or one behind another."""
+        first, second = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), nn.Sequential(nn.Conv2d(2, 2, 3))
+        layers = nn.Sequential(first, nn.ReLU(), second)
+        model = nn.Sequential(nn.Conv2d(1, 1, 3), layers, nn.Flatten(), nn.Linear(8, 2))
+
+        def again(parts: list[nn.Module]) -> Callable[[nn.Module], Tensor]:
+            def forward(twin: nn.Module) -> Tensor:
+                again = [dict(zip(model.modules(), twin.modules(), strict=True))[part] for part in parts]
+                for part in again:
+                    part.forward = partial(checkpoint, part.forward, use_reentrant=True)
+                return twin(torch.randn(2, 1, 8, 8, requires_grad=True))
+
+            return forward
+
+        plain, *others = (
+            trace_model(model, list(model.parameters()), again(parts))
+            for parts in ([], [layers], [model], [layers, second], [first, second])
+        )
+        assert plain.left_upstream({5}) == {0, 1, 2, 3}
+        assert [other.upstream for other in others] == [plain.upstream] * 4
 
     def test_parallel_branches_are_not_upstream_of_each_other(self) -> None:
         class Branches(nn.Module):

@@ -384,8 +384,43 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     assert (rolled_back["steps"], rolled_back["dense_flops"]) == (again["steps"], again["dense_flops"])
 
 
+def test_a_state_of_2026_11_28_counts_what_it_had_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stretches had fewer fields, and sizes of three numbers."""
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
+    net = model()
+    dense = counted_step(net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 4)), model=net)
+    train(optimizer, net, 7)
+    state = copy.deepcopy(optimizer.state_dict())
+    stopped = counted_step(net)
+    end_counting(process_record._PROCESS)
+    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
+    fields = (
+        "steps",
+        "dense",
+        "forward_flops",
+        "backward_flops",
+        "sizes",
+        "counts",
+        "gradient_bytes",
+        "optimizer_bytes",
+    )
+    for stretch in state["gradskip"]["step_record"]["stretches"]:
+        for name in stretch.keys() - fields:
+            del stretch[name]
+        stretch["sizes"] = [size[:3] for size in stretch["sizes"]]
+        stretch["counts"] = {size[:3]: count for size, count in stretch["counts"].items()}
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 4)), model=net)
+    optimizer.load_state_dict(state)
+    train(optimizer, net, 5)
+    found = process_summary()
+    assert found is not None
+    assert (found["steps"], found["dense_flops"]) == (12, 12 * sum(dense))
+    assert found["backward_flops"] == 5 * dense[1] + 7 * stopped[1]
+
+
 def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
-    """It runs with gradients switched off, but it is no evaluation."""
+    """It runs with gradients switched off, but it is no evaluation, as another call of the same modules is."""
     from torch.utils.checkpoint import checkpoint
 
     net = model()
@@ -401,6 +436,8 @@ def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
     record = record_of(optimizer)
     for _ in range(3):
         step()
+        with torch.no_grad():
+            net(batch()[0])
     found = summary_of(record)
     assert found["dense_flops"] == 3 * flops_of(step)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from counted_loops import counted_step, end_counting, model, record_of, settings, summary_of, train
+from counted_loops import batch, counted_step, end_counting, model, record_of, settings, summary_of, train
 from thorough import rest_thorough
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -110,6 +110,25 @@ def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
     assert not record.flops.at_work
     train(idle, idle_net, 3)
     assert summary_of(record)["dense_flops"] == (6 + process_record._PATIENCE) * sum(dense)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_evaluation_is_neither_looked_at_nor_counted(gradients: bool) -> None:
+    """While a step to be measured is waited for; where somebody forgot no_grad, it is looked at for some batches."""
+    net = model()
+    dense = counted_step(net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(optimizer)
+    train(optimizer, net, 2)
+    assert record.flops.at_work
+    with torch.set_grad_enabled(gradients):
+        for _ in range(100 if gradients else 1):
+            net(batch(7)[0])
+    assert _get_current_dispatch_mode_stack() == []
+    train(optimizer, net, 3)
+    found = summary_of(record)
+    assert found["dense_flops"] == found["forward_flops"] + found["backward_flops"] == 5 * sum(dense)
+    assert found["measured_steps"] == 4
 
 
 @pytest.mark.slow

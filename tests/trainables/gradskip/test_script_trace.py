@@ -124,6 +124,14 @@ def written_plainly(folder: Path) -> ScriptFacts:
     return written(folder)[0]
 
 
+def test_an_evaluation_of_a_part_behind_the_last_step_is_no_cost_of_a_step(folder: Path) -> None:
+    net = Residual()
+    train(sgd(net), net, 2)
+    assert process_record._PROCESS.flops.at_work  # for a third step
+    net.last(torch.ones(400, 12, 8, 8))  # somebody forgot no_grad
+    assert written(folder)[0].backward_flops == written_plainly(folder).backward_flops
+
+
 @pytest.mark.parametrize("make", [Residual, Backwards, tied])
 def test_the_layers_are_those_of_an_optimizer_whose_rule_is_on(folder: Path, make: Callable[[], nn.Module]) -> None:
     net = make()

@@ -133,12 +133,27 @@ def layers_that_are_dropped_before_a_stop_has_seen_them_all(make: Make) -> None:
     with_dropped_layers(make, 3, lambda step: 0.3)
 
 
-def evaluation_with_gradients(make: Make) -> None:
+def images_that_grow_behind_a_stop(make: Make) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*convolutions()[:6], nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    optimizer = make(net, 1)
+    for step in range(60):
+        optimizer.zero_grad()
+        side = 6 if step < 30 else 12
+        F.cross_entropy(net(torch.randn(4, 3, side, side)), torch.arange(4)).backward()
+        optimizer.step()
+
+
+def evaluation_with_gradients_behind_a_stop(make: Make) -> None:
+    evaluation_with_gradients(make, 3, 30)
+
+
+def evaluation_with_gradients(make: Make, stop: int = -1, every: int = 20) -> None:
     net = convolutions()
-    optimizer = make(net, -1)
+    optimizer = make(net, stop)
     for step in range(2 * STEPS):
         learn(net, optimizer)
-        if step % 20 == 19:
+        if step % every == every - 1 and step < 80:
             for _ in range(5):
                 net(images()[0])
 
@@ -224,9 +239,11 @@ def flops_of(loop: Callable[[Make], None], make: Make) -> int:
 LOOPS: list[tuple[Callable[[Make], None], float]] = [
     (another_head_in_every_second_phase, 0),
     (encoder_and_decoder, 0.001),
-    (evaluation_with_gradients, 0),
+    (evaluation_with_gradients_behind_a_stop, 0.01),
+    (images_that_grow_behind_a_stop, 0),
 ]
 THOROUGH_LOOPS: list[tuple[Callable[[Make], None], float]] = [
+    (evaluation_with_gradients, 0),
     (whole_after_its_head, 0),
     (head_but_in_every_tenth_step, 0),
     (user_that_freezes_what_has_stopped, 0),

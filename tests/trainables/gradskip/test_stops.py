@@ -145,6 +145,19 @@ def test_one_of_many_that_is_switched_on_is_found_and_never_moves(kind: str) -> 
     assert float(parameters[-1].detach()[0]) < 1
 
 
+def test_what_a_loop_switches_on_in_each_step_stays_on_once_it_was_let_go() -> None:
+    """Then it is switched off before each training forward pass, but not when a trainer's training has ended."""
+    model: Any = conv_model()
+    optimizer = SGD(
+        model.parameters(), lr=0.1, model=model, settings=Settings(stop_layer_num=(4,), stop_layer_itr=(0,))
+    )
+    train(model, optimizer, 4, each=lambda _: model.requires_grad_(True))
+    assert model[0].weight.grad is None
+    optimizer.gradskip.stops.let_go()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_nobody_else_writes_what_it_owns() -> None:
     """Of the package's files, by what they call; what a copy of the model is traced with is not the user's."""
     writes = re.compile(r"requires_grad_\(|\.requires_grad = |\.grad = |\.state\.pop\(|zero_grad\(")

@@ -149,9 +149,19 @@ def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-def test_a_checkpoint_that_was_trained_on_without_it_is_refused(bert: str, tmp_path: Path) -> None:
-    """A trainer without the callback keeps the entry of the rule's state, but not what it says."""
+@pytest.mark.parametrize("is_old", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, bert: str, tmp_path: Path) -> None:
+    """A trainer without the callback keeps the entry of the rule's state, but not what it says; of versions before
+    2026-11-30, which did not note the trainer's step, the rule's iteration says as much."""
     trainer_of(bert, tmp_path, GradientSkipCallback(STOP), max_steps=4).train()
+    if is_old:
+        state = torch.load(file := tmp_path / "checkpoint-4/optimizer.pt")
+        del state["param_groups"][0]["gradskip"]["trainer"]
+        torch.save(state, file)
+        trainer_of(bert, tmp_path / "on", on := GradientSkipCallback(STOP), max_steps=6).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-4")
+        )
+        assert on.gradskip.iteration == 6
     trainer_of(bert, tmp_path, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
     with pytest.raises(UserError, match=r"must be of its step 8, got that of step 4: .* the checkpoint of step 4"):
@@ -287,18 +297,46 @@ class Interrupted(TrainerCallback):  # type: ignore[misc]
             raise KeyboardInterrupt
 
 
+def hooks_of(model: torch.nn.Module) -> int:
+    return sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in model.modules())
+
+
 @pytest.mark.slow
-def test_what_an_interrupted_training_has_stopped_is_named(bert: str, tmp_path: Path) -> None:
-    """Of a model with frozen weights: those stay frozen."""
-    model, _ = lora(bert)
+def test_a_model_is_a_normal_one_after_ctrl_c(bert: str, tmp_path: Path) -> None:
+    """Of a model with frozen weights, which stay frozen."""
+    model, batch = lora(bert)
+    before = flops_of_step(model, batch)
     trained, settings = [weight.requires_grad for weight in model.parameters()], first_block(model)
+    settings, callback = replace(settings, prefix_mode="eval"), GradientSkipCallback(settings)
+    trainer = trainer_of(bert, tmp_path, Interrupted(), model=model, save_steps=100)
+    trainer.add_callback(callback)
+    hooks = hooks_of(model)
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(bert, tmp_path, GradientSkipCallback(settings), Interrupted(), model=model).train()
-    with pytest.raises(UserError, match=r"layer\.0.* and \d more were stopped by an earlier training .* a new trainer"):
-        trainer_of(bert, tmp_path, GradientSkipCallback(settings), model=model).train()
-    trainer_of(bert, tmp_path, callback := GradientSkipCallback(settings), model=model).train()
-    assert len(callback.gradskip.parameters) == sum(trained)
+        trainer.train()
+    assert len(callback.gradskip.stopped) == 4
     assert [weight.requires_grad for weight in model.parameters()] == trained
+    assert hooks_of(model) == hooks + 1  # that of the sizes of inputs
+    assert flops_of_step(model, batch) == before
+    assert flops_of_step(model, batch[:3]) < before
+    assert not _get_current_dispatch_mode_stack()
+    trainer.callback_handler.pop_callback(Interrupted)
+    another = trainer_of(bert, tmp_path, again := GradientSkipCallback(settings), model=model, max_steps=8)
+    for one, its, steps in ((another, again, 8), (trainer, callback, 16)):
+        one.train()
+        assert (its.gradskip.iteration, len(its.gradskip.events)) == (steps, 1)
+        assert len(its.gradskip.parameters) == sum(trained)
+
+
+def test_what_an_earlier_training_has_stopped_is_named(bert: str, tmp_path: Path) -> None:
+    """Such as one in a plain loop."""
+    model = model_of(bert)
+    earlier = wrap(torch.optim.SGD(model.parameters()), replace(STOP, stop_layer_itr=(-1,)), model=model)
+    with pytest.raises(
+        UserError, match=r"embeddings.* and 20 more were stopped by an earlier training .* a new trainer"
+    ):
+        trainer_of(bert, tmp_path, GradientSkipCallback(STOP), model=model).train()
+    assert all(weight.requires_grad for weight in model.parameters())
+    del earlier
 
 
 def test_a_scaler_that_took_the_step_off_before_still_takes_ours() -> None:

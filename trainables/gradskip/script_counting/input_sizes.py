@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.execution_order import ForwardHook, in_backward
+from trainables.gradskip.execution_order import ForwardHook, in_autograd_function, in_backward, is_traced
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import is_compiled
 from trainables.workloads.batch_structure import tensors_in
 
+#: Training calls behind which a step is taken for an evaluation with gradients, if none had half as many.
+_MOST_CALLS = 64
 #: A step's (c, n, q, r); none: the model's calls are not seen.
 Size = tuple[int, int, int, int] | tuple[()]
 
@@ -30,7 +32,7 @@ class WatchedCalls:
 
     def __init__(self, sizes: InputSizes, *, were_seen: bool = False) -> None:
         self.were_seen = were_seen
-        self.hook = ForwardHook(self._called, sizes.on_trace)
+        self.hook = ForwardHook(self._called, sizes.other_call)
         self._sizes = sizes
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -42,16 +44,17 @@ class WatchedCalls:
 class InputSizes:
     """Watch the calls of the models that train; tell of the first training call of each step, with its own size.
 
-    ``on_trace`` is called where one is about to be recorded (`ForwardHook`).
+    ``on_other`` is called where they are about to be recorded (`torch.jit.trace`), or to be evaluated.
 
     A model that is not called itself by its optimizer's first step (`model.loss(x)`, an encoder and a decoder of one
     optimizer) is watched by the modules that own its parameters.
     """
 
-    def __init__(self, on_first_call: Callable[[Size], None], on_trace: Callable[[], None]) -> None:
-        self._on_first_call, self.on_trace = on_first_call, on_trace
+    def __init__(self, on_first_call: Callable[[Size], None], on_other: Callable[[], None]) -> None:
+        self._on_first_call, self._on_other = on_first_call, on_other
         self._watched: WeakKeyDictionary[nn.Module, WatchedCalls] = WeakKeyDictionary()
         self._sums = (0, 0, 0, 0)
+        self._most_calls = 0  # of a step
 
     def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> WatchedCalls:
         """Watch the model that has these parameters; none where it is compiled."""
@@ -84,6 +87,15 @@ class InputSizes:
         self._sums = (calls + 1, n + numbers, q + squares, reads)
         if not calls:
             self._on_first_call(self._sums)
+        if self._most_calls and calls == max(_MOST_CALLS, 2 * self._most_calls):
+            self._on_other()
+
+    def other_call(self) -> None:
+        """Tell of a call that is no training; of one in a reentrant checkpoint, with which a step may begin."""
+        if is_traced():
+            self._on_other()
+        elif not self._sums[0]:
+            self._on_first_call(()) if in_autograd_function() else self._on_other()
 
     def read(self, model: nn.Module) -> None:
         """Note, before anything of a model's latest call was computed, that its prefix's outputs come from a cache.
@@ -100,6 +112,7 @@ class InputSizes:
     def take(self) -> Size:
         """Return the size of what was called since the last time."""
         found, self._sums = self._sums, (0, 0, 0, 0)
+        self._most_calls = max(self._most_calls, found[0])
         return found if found[0] else ()
 
 

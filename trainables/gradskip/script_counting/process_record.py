@@ -431,7 +431,8 @@ class StepRecord:
         self.now = known or new
 
     def end_training(self) -> None:
-        """Wait for no further step to measure until the next one was taken: counting slows down every operation."""
+        """Measure nothing until the next step was taken, or a state loaded: counting slows down every operation."""
+        self.last_step = -_PATIENCE - 1
         self._process.stop_looking()
 
     def state_dict(self) -> dict[str, Any]:
@@ -443,12 +444,13 @@ class StepRecord:
         In a process that has taken steps already, which count, they say what this optimizer's cost, if it has none.
         """
         trial = os.environ.get(TRIAL_FOLDER)
+        self.last_step = self._process.steps
         is_new = trial is None or self._process.steps == 0
         goes_on = not is_new and any(stretch.steps for stretch in self.stretches)
         if not isinstance(state, Mapping) or state["trial"] != trial or goes_on:
             return
         again: dict[str, Any] = {} if is_new else {"steps": 0, "counts": {}}
-        self.stretches = [Stretch(**{**one, **again, "frozen": one["frozen"] or "0"}) for one in state["stretches"]]
+        self.stretches = [Stretch(**{**one, **again, "frozen": one.get("frozen") or "0"}) for one in state["stretches"]]
         self.now, self._looks, self._begun_with = self.stretches[-1], {}, {}
         self._loop = max(stretch.loop for stretch in self.stretches)
         self._has_rows = any(stretch.row_begins is not None for stretch in self.stretches)
@@ -514,7 +516,10 @@ class ProcessRecord:
             record.change_loop()
 
     def stop_looking(self) -> None:
-        """Leave this step uncounted: `torch.jit.trace` takes results for constants while operations are counted."""
+        """Leave this step uncounted, unless its training is yet to begin.
+
+        Counting slows down every operation, and `torch.jit.trace` takes results for constants meanwhile.
+        """
         self.flops.end()
         self._since = None
 
@@ -523,6 +528,7 @@ class ProcessRecord:
         if self._since is None:
             return None
         (forward, backward), self._since = self._since, None
+        self.flops.end_step()
         return self.flops.forward_flops - forward, self.flops.backward_flops - backward
 
     def end_step(self, record: StepRecord) -> None:

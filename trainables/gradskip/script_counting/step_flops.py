@@ -8,7 +8,7 @@ product costs as much as the product.
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
-from trainables.gradskip.execution_order import in_backward
+from trainables.gradskip.execution_order import in_autograd_function, in_backward
 from trainables.runtime.operator_flops import formula_of
 
 #: Parts of the names of expensive operations without a formula: fused recurrences, attention, layers of nested tensors.
@@ -46,8 +46,6 @@ _DETACH = torch.ops.aten.detach.default
 _ATTENTION_BACKWARD = 2.5
 #: Tensors that have a storage of their own.
 _PLAIN = (Tensor, nn.Parameter)
-#: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class StepFlops(TorchDispatchMode):
@@ -59,7 +57,8 @@ class StepFlops(TorchDispatchMode):
         self.backward_flops = 0  # FLOPs of operations inside a backward pass, recomputed activations included
         self.uncounted: set[str] = set()  # names of expensive operations whose FLOPs are unknown
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
-        self._of_weights: dict[int, int] = {}  # forward FLOPs by number
+        self._of_weights = Counter[int]()  # forward FLOPs by number, in steps that were taken
+        self._of_step = Counter[int]()
         self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
         self.left_flops = 0.0  # FLOPs that the step's backward pass would have beside its own if nothing were stopped
         #: Storages of what would need a gradient then: stopped weights, and what is computed from them alone. A weak
@@ -69,13 +68,19 @@ class StepFlops(TorchDispatchMode):
     def begin_step(self, stopped: Sequence[Tensor]) -> None:
         """Count what the backward pass of the next step leaves out because of these weights."""
         self.left_flops, self._would_need = 0.0, {}
+        self._of_step.clear()
         for weight in stopped:
             self._note(weight)
+
+    def end_step(self) -> None:
+        """Count what was computed since the step's begin as a step's."""
+        self._of_weights += self._of_step
 
     def attribute(self, weights: Sequence[Tensor]) -> None:
         """Count the forward FLOPs of the operations that use these weights, by weight; none ends it."""
         self._weight_at = {weight.untyped_storage().data_ptr(): number for number, weight in enumerate(weights)}
-        self._of_weights = {}
+        self._of_weights.clear()
+        self._of_step.clear()
         self._copies.clear()
 
     def attribute_moved(self, weights: Sequence[Tensor]) -> None:
@@ -87,8 +92,8 @@ class StepFlops(TorchDispatchMode):
         self._copies.clear()
 
     def shares(self, count: int) -> list[int]:
-        """Return the forward FLOPs so far of the first ``count`` attributed weights, by number."""
-        return [self._of_weights.get(number, 0) for number in range(count)]
+        """Return the forward FLOPs of the first ``count`` attributed weights in the steps so far, by number."""
+        return [self._of_weights[number] for number in range(count)]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -128,7 +133,7 @@ class StepFlops(TorchDispatchMode):
         if count is None and not costly:
             return out
         backward = in_backward()
-        if not backward and not torch.is_grad_enabled() and not _in_autograd_function():
+        if not backward and not torch.is_grad_enabled() and not in_autograd_function():
             return out  # an evaluation
         if count is None:
             self.uncounted.add(str(func).removeprefix("aten.").partition(".")[0])
@@ -161,7 +166,7 @@ class StepFlops(TorchDispatchMode):
             return 0.0
         needs = any(value.requires_grad for value in values)
         if func is _DETACH and not needs:  # what follows shares its storage and would need none: nothing is known
-            self.begin_step(())
+            self.left_flops, self._would_need = 0.0, {}
             return 0.0
         if not needs:
             for value in tree_leaves(out):
@@ -182,21 +187,11 @@ class StepFlops(TorchDispatchMode):
         matrices = (value for value in args if isinstance(value, Tensor) and value.dim() > 1)  # and no biases
         number = next((n for value in matrices if (n := self._number_of(value)) is not None), None)
         if number is not None:
-            self._of_weights[number] = self._of_weights.get(number, 0) + flops
+            self._of_step[number] += flops
 
 
 def _has_storage(value: Any) -> bool:
     return type(value) in _PLAIN and value.layout is torch.strided
-
-
-def _in_autograd_function() -> bool:
-    """Return whether an autograd function runs forward: compiled code, a reentrant checkpoint, or the user's own."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return True
-        frame = frame.f_back
-    return False
 
 
 @contextmanager

@@ -122,6 +122,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     for stretch in measured:
         of_pattern.setdefault(stretch.pattern(), []).append(stretch)
     forward_of = {pattern: _typical(several, "forward_flops") for pattern, several in of_pattern.items()}
+    most_calls = _most_calls(size for stretch in measured for size in stretch.sizes)
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     for stretch in stretches:
         if stretch.backward_flops:
@@ -137,6 +138,8 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         full_of_own = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / full_of_own if full_of_own else 0.0
         for size, count in stretch.counts.items():
+            if size and size[0] > 2 * most_calls > 0:  # calls of an evaluation with gradients were among them
+                size = ()
             computing = _computing(size)
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
             executed = _partly_read(reading, whole_forward, size) if reading and reads_of(size) else forward
@@ -197,26 +200,23 @@ def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
         return of_pattern.get(stretch.pattern())
 
     def guess_of(stretch: Stretch) -> dict[Size, float] | None:
-        """Return what follows from what the same stops saved elsewhere."""
+        """Return what follows from the forward pass, or from what the same stops saved elsewhere."""
         mine, stops = own[id(stretch)], (stretch.stopped, stretch.frozen)
+        if not any(mine.values()):  # forward passes alone, such as for the statistics of averaged weights
+            return mine
+        shown = {size: flops for size, flops in _typical([stretch], "left_flops").items() if not reads_of(size)}
+        # Where the user has frozen something since, what was stopped may be among it.
+        if any(shown.values()) and stretch.frozen == measured[0].frozen:
+            return {size: flops + fitted(shown, _computing(size)) for size, flops in mine.items()}
         if (amounts := saved.get((*stops, stretch.loop))) is not None:
             return {size: flops + fitted(amounts, size) for size, flops in mine.items()}
         if stops in left:
             return {size: flops / (left[stops] or 1.0) for size, flops in mine.items()}
-        unseen = [
-            other for other in measured if other.dense and other.frozen == stretch.frozen and not any(other.sizes)
-        ]
-        if unseen and stretch.loop:  # before the sizes of the model's inputs were seen
-            before = fitted(_typical(unseen, "backward_flops"), ())
-            return {size: max(flops, before) for size, flops in mine.items()}
-        if stretch.frozen != measured[0].frozen:  # the user may have frozen what was stopped, too
-            return None
-        seen = {size: flops for size, flops in _typical([stretch], "left_flops").items() if not reads_of(size)}
-        return {size: flops + fitted(seen, _computing(size)) for size, flops in mine.items()} if seen else None
+        return None
 
     def take(stretch: Stretch, whole: dict[Size, float]) -> None:
         mine, stops = own[id(stretch)], (stretch.stopped, stretch.frozen)
-        found[id(stretch)] = whole
+        whole = found[id(stretch)] = _with_sizes_of(stretch, whole)
         of_pattern.setdefault(stretch.pattern(), whole)
         saved.setdefault((*stops, stretch.loop), {n: max(0.0, fitted(whole, n) - flops) for n, flops in mine.items()})
         total = sum(fitted(whole, size) for size in mine)
@@ -229,6 +229,28 @@ def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
                 if whole is not None:
                     take(stretch, whole)
     return found
+
+
+def _with_sizes_of(stretch: Stretch, whole: dict[Size, float]) -> dict[Size, float]:
+    """Return the FLOPs of the dense backward pass, with those of sizes that were measured with stops alone.
+
+    A fit does not know them: they may be longer than any before the stop. Of a step that includes an evaluation with
+    gradients the forward pass shows too much; of its backward pass stops save the share that they save elsewhere.
+    """
+    mine, left = _typical([stretch], "backward_flops"), _typical([stretch], "left_flops")
+    common = [size for size in mine if size in whole]
+    share = sum(mine[size] for size in common) / (sum(whole[size] for size in common) or 1.0)
+    new: dict[Size, float] = {}
+    for size, flops in mine.items():
+        if share and size and size[0] > 2 * _most_calls(whole) > 0:
+            new[size] = flops / share
+        elif left.get(size) and not reads_of(size):
+            new[size] = flops + left[size]
+    return new | whole
+
+
+def _most_calls(sizes: Iterable[Size]) -> int:
+    return max((size[0] for size in sizes if size), default=0)
 
 
 def _mean(costs: Sequence[Mapping[Size, float]], steps: Sequence[int]) -> dict[Size, float]:
