@@ -384,6 +384,58 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     assert (rolled_back["steps"], rolled_back["dense_flops"]) == (again["steps"], again["dense_flops"])
 
 
+def body_with_gradients(net: nn.Sequential) -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
+    """A frozen body before the only part that is watched, as with `SGD(net.fc.parameters())`."""
+    net[:-1].requires_grad_(False)
+    return net[-1], net
+
+
+def other_than_the_first_call(net: nn.Sequential) -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
+    whole = [net]
+    return net, lambda x: cast(torch.Tensor, whole.pop()(x) if whole else net[3:](net[:3](x)))
+
+
+def parts_of_it(net: nn.Sequential) -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
+    return net, lambda x: cast(torch.Tensor, net[3:](net[:3](x)))
+
+
+def compiled(net: nn.Sequential) -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
+    """After its optimizer was made."""
+    made: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    return net, lambda x: (made or made.append(torch.compile(net, backend="aot_eager")) or made)[0](x)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        body_with_gradients,
+        other_than_the_first_call,
+        parts_of_it,
+        pytest.param(compiled, marks=pytest.mark.slow),
+    ],
+)
+def test_an_evaluation_before_each_step_hides_nothing_of_it(
+    parts: Callable[[nn.Sequential], tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]],
+) -> None:
+    """Where a step does not begin with a call of what is watched, it was counted from that call on, or never."""
+    net = model()
+    trained, call = parts(net)
+    dense = counted_step(net)
+    optimizer = gradskip.SGD(trained.parameters(), lr=0.01, settings=settings())
+    record = record_of(optimizer)
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            net(batch(7)[0])
+        images, labels = batch()
+        F.cross_entropy(call(images), labels).backward()
+        optimizer.step()
+    found = summary_of(record)
+    assert found["dense_flops"] == found["forward_flops"] + found["backward_flops"] == 20 * sum(dense)
+    assert 3 <= found["measured_steps"] <= 12
+    end_counting(record)
+
+
 def test_a_state_of_2026_11_28_counts_what_it_had_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stretches had fewer fields, and sizes of three numbers."""
     monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")

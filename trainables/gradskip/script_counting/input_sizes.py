@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.execution_order import ForwardHook, in_autograd_function, in_backward, is_traced
+from trainables.gradskip.execution_order import ForwardHook, in_backward, is_traced
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.numbering import is_compiled
 from trainables.workloads.batch_structure import tensors_in
@@ -44,14 +44,17 @@ class WatchedCalls:
 class InputSizes:
     """Watch the calls of the models that train; tell of the first training call of each step, with its own size.
 
-    ``on_other`` is called where they are about to be recorded (`torch.jit.trace`), or to be evaluated.
+    ``on_evaluation`` is called where one is called without gradients before that, ``on_other`` where one is about to be
+    recorded (`torch.jit.trace`), or was called too often.
 
     A model that is not called itself by its optimizer's first step (`model.loss(x)`, an encoder and a decoder of one
     optimizer) is watched by the modules that own its parameters.
     """
 
-    def __init__(self, on_first_call: Callable[[Size], None], on_other: Callable[[], None]) -> None:
-        self._on_first_call, self._on_other = on_first_call, on_other
+    def __init__(
+        self, on_first_call: Callable[[Size], None], on_evaluation: Callable[[], None], on_other: Callable[[], None]
+    ) -> None:
+        self._on_first_call, self._on_evaluation, self._on_other = on_first_call, on_evaluation, on_other
         self._watched: WeakKeyDictionary[nn.Module, WatchedCalls] = WeakKeyDictionary()
         self._sums = (0, 0, 0, 0)
         self._most_calls = 0  # of a step
@@ -91,11 +94,11 @@ class InputSizes:
             self._on_other()
 
     def other_call(self) -> None:
-        """Tell of a call that is no training; of one in a reentrant checkpoint, with which a step may begin."""
+        """Tell of a call that is no training, or of one in a reentrant checkpoint."""
         if is_traced():
             self._on_other()
         elif not self._sums[0]:
-            self._on_first_call(()) if in_autograd_function() else self._on_other()
+            self._on_evaluation()
 
     def read(self, model: nn.Module) -> None:
         """Note, before anything of a model's latest call was computed, that its prefix's outputs come from a cache.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainables.gradskip.advice import some
-from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, mask_of
+from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, in_autograd_function, mask_of
 from trainables.gradskip.layers import has_trained_statistics, make_plan, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
@@ -260,6 +260,8 @@ class StepRecord:
         self._loop = 0  # of the stretch
         self._has_rows = False  # true once steps of one size have differed
         self._size: Size = ()  # of the step's inputs
+        #: Whether something was computed before the first call of a model in a step, such as a frozen backbone.
+        self.is_led: bool | None = None
         self.calls: WatchedCalls | None = None  # of the model, until the first step
         self.last_step = process.steps  # this optimizer's, counted over all steps of the process
         self.parameters = len(gradskip.parameters)
@@ -369,6 +371,7 @@ class StepRecord:
     def _take(self) -> None:
         """Take the FLOPs of the step, whose gradients are there, if they were counted."""
         self._look_at_gradients()
+        self.is_led = self.is_led or self._process.is_led()
         seen = self._process.take()
         self._size = self._process.inputs.take() or self._size
         if seen is None:
@@ -462,10 +465,12 @@ class ProcessRecord:
 
     def __init__(self) -> None:
         self.flops = StepFlops()
-        self.inputs = InputSizes(self._first_call, self.stop_looking)
+        self.inputs = InputSizes(self._first_call, self._evaluation, self.stop_looking)
         self.records: list[StepRecord] = []
         self.steps = 0  # of all optimizers
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
+        self._lead: int | None = None  # FLOPs of the step before its first call of a model; None: none came
+        self._ended = self._is_late = False  # whether an evaluation ended the step's count; whether a call began it
         self.changed = False  # true once the stopped layers did in this step
         self.stepping = False  # true while an optimizer steps
         self.has_model = False  # true if every optimizer was given its model
@@ -499,10 +504,36 @@ class ProcessRecord:
     def _first_call(self, size: Size) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
         wanting = [record for record in self.records if record.wants_size(size) or record.wants_look]
-        if wanting and self._since is None:
+        if self._lead is None:
+            self._lead = 0 if self._since is None else self._counted()
+        if wanting and self._since is None and not any(record.is_led for record in self.records):
             if not self.flops.at_work:
                 self.flops.begin()
             self._begin_count()
+            self._is_late = True
+
+    def _evaluation(self) -> None:
+        """End the count of a step that has no training call yet, if its first one is known to begin it.
+
+        What runs in a reentrant checkpoint is no evaluation; the step may begin with it.
+        """
+        if self._since is None and not self._ended:
+            return
+        if in_autograd_function():
+            self._first_call(())
+        elif self._since is not None and all(record.is_led is False for record in self.records):
+            self.stop_looking()
+            self._ended = True
+
+    def _counted(self) -> int:
+        """Return the FLOPs since the count's begin."""
+        return self.flops.forward_flops + self.flops.backward_flops - sum(self._since or ())
+
+    def is_led(self) -> bool | None:
+        """Return whether something was computed in this step before its first call of a model; None: not known."""
+        if self._since is None:
+            return True if self._ended and self._lead is None else None
+        return None if self._is_late else bool(self._counted() if self._lead is None else self._lead)
 
     def _begin_count(self) -> None:
         self._since = (self.flops.forward_flops, self.flops.backward_flops)
@@ -514,6 +545,7 @@ class ProcessRecord:
         self.inputs.watch_parts(parameters)
         for record in self.records:
             record.change_loop()
+            record.is_led = None
 
     def stop_looking(self) -> None:
         """Leave this step uncounted, unless its training is yet to begin.
@@ -536,7 +568,7 @@ class ProcessRecord:
         self.flops.forget_copies()
         self.steps += 1
         record.last_step = self.steps
-        self._since = None
+        self._end_count()
         if self.changed:
             self._begin_stretches()
         self.settle()
@@ -563,8 +595,12 @@ class ProcessRecord:
 
     def begin_step(self) -> None:
         """Begin a step with what comes now: what came before is no part of it."""
-        self._since = None
+        self._end_count()
         self.settle()
+
+    def _end_count(self) -> None:
+        self._since = self._lead = None
+        self._ended = self._is_late = False
 
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
