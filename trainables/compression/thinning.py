@@ -155,7 +155,7 @@ def _tensors(module: Any, sides: Mapping[int, list[int]]) -> list[tuple[nn.Modul
                 own = {0: sides[0]} if 0 in sides and len(tensor) == width(module, 0) else {}
             else:
                 own = {dim: indices for dim, indices in cuts.items()
-                       if tensor.dim() == len(shape) and tensor.shape[dim] == shape[dim] > 1}  # fmt: skip
+                       if tensor.dim() == len(shape) > 1 and tensor.shape[dim] == shape[dim] > 1}  # fmt: skip
             if own:
                 found.append((owner, name, own))
     return found

@@ -52,6 +52,16 @@ def test_zero_channels_go_with_the_filters_that_made_them() -> None:
     assert found.removed["1.bias"] == {0: [2, 7]}
 
 
+@pytest.mark.parametrize("how", [{"affine": False}, {"track_running_stats": False}])
+def test_norms_without_some_of_their_tensors_go_too(how: dict[str, Any]) -> None:
+    model, x = with_norms(), images(4, 3, 8, 8)
+    model[1], model[4] = (nn.BatchNorm2d(features, **how).double().eval() for features in (8, 6))
+    with torch.no_grad():
+        model[3].weight[:, [2, 7]] = 0
+    thin(model, (x,), kind="channels")
+    assert (model[0].weight.shape[0], model[1].num_features, model[3].weight.shape[1]) == (6, 6, 6)
+
+
 def test_a_zero_filter_before_a_norm_changes_the_function_by_the_norms_constant() -> None:
     """beta - gamma mean / std stays behind a zero filter; without it the next layer reads as much less."""
     model, x = with_norms(), images(4, 3, 8, 8)
