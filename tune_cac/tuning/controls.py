@@ -100,9 +100,10 @@ class RunLengths:
         if not self.searched:
             return None
         begun = self._begun()
-        for epochs in self._wanted:
+        for place, epochs in enumerate(self._wanted):
             if epochs not in begun:
-                return self._run_of(epochs)
+                longer = [begun[other] for other in self._wanted[place:] if other in begun]  # of an earlier version
+                return None if self._chooses and any(map(self._loses_too_much, longer)) else self._run_of(epochs)
             if self._chooses and not self._loses_too_much(begun[epochs]):
                 return None
         return None

@@ -174,6 +174,19 @@ def test_half_a_run_is_trained_beside_the_baseline_and_longer_ones_while_they_lo
     assert found == wanted
 
 
+@pytest.mark.parametrize(("loses", "wanted"), [(True, None), (False, 18)])
+def test_no_run_is_tried_that_is_shorter_than_one_that_loses_too_much(
+    tmp_path: Path, loses: bool, wanted: int | None
+) -> None:
+    """As in a study of before 2026-11-30, which tried 80 % behind half of the run."""
+    made = searcher(tmp_path, lengths="0.5,0.8")
+    for number, epochs in enumerate((24, 15)):
+        assert made.suggest(str(number))["config"]["epochs"] == epochs
+        made.on_trial_complete(str(number), row(0.8 if loses or epochs == 15 else 0.9, 0.0))
+    follows = searcher(tmp_path, begin=False, lengths="auto").lengths.next()
+    assert (None if follows is None else follows.values["epochs"]) == wanted
+
+
 @pytest.mark.parametrize(("most", "follows"), [(15.0, True), (1.0, False)])
 def test_a_longer_one_follows_where_half_a_run_is_refused_over_seeds(
     tmp_path: Path, most: float, follows: bool
