@@ -81,6 +81,8 @@ class Table:
         self.length = np.array([int(name.split()[0]) / FULL for name in names])
         self.first = np.array([1.0 if name.endswith("dense") else float(name.split()[-1]) for name in names])
         self.cut = {round(share * FULL): names.index(f"{round(share * FULL)} dense") for share in TRIED}
+        runs = (FULL, *self.cut)  # whose stops are searched; lengths near them stand for more of their outcomes
+        self.run = np.array([min(runs, key=lambda run, at=FULL * share: abs(run - at)) for share in self.length])
         own_saved = 1 - (1 - self.saved) / self.length
         self.features = np.column_stack(
             [1.5 * own_saved, self.length, self.first]
@@ -150,9 +152,9 @@ class ReplayedSearch:
         return len(self.lost) > before
 
     def _left(self) -> list[int]:
-        """Return what was not trained, of the full run and of cut dense runs that were."""
-        lengths = [1.0, *(length / FULL for length, number in self.table.cut.items() if number in self.lost)]
-        is_left = np.isin(self.table.length, lengths) & (self.table.first < 1)
+        """Return what was not trained, of the full run and of the cut dense runs that were."""
+        runs = [FULL, *(run for run, number in self.table.cut.items() if number in self.lost)]
+        is_left = np.isin(self.table.run, runs) & (self.table.first < 1)
         return [int(one) for one in np.flatnonzero(is_left) if one not in self.lost]
 
     def _chosen(self) -> int | None:

@@ -420,19 +420,22 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
 def best(ranking: pd.DataFrame) -> pd.Series | None:
     """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    Where none was trained on further seeds: the first that is within it on the search's own. None if there is none.
+    Of those with most seeds: a search may have ended amid a setting's. Where none was trained on further seeds: the
+    first that is within it on the search's own. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
     1
     >>> best(ranking.head(1)) is None
     True
-    >>> int(best(ranking.assign(within_over_seeds=pd.array([None, False, True], dtype="boolean")))["trial"])
+    >>> within = pd.array([True, True, True], dtype="boolean")
+    >>> int(best(ranking.assign(within_over_seeds=within, seeds=[3, 1, 3]))["trial"])
     0
     """
     within = ranking[ranking["within_drop"].astype(bool)]
     if "within_over_seeds" in ranking:
         within = within[within["within_over_seeds"].fillna(False)]
+        within = within[within["seeds"] == within["seeds"].max()]
     return within.iloc[0] if len(within) else None
 
 

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainables import gradskip
 from trainables.gradskip.script_counting import process_record
 from trainables.gradskip.script_counting.process_record import ProcessRecord, process_summary
+from trainables.gradskip.script_counting.stretches import Stretch, totals_of
 
 pytestmark = pytest.mark.usefixtures("own_records")
 
@@ -540,3 +541,16 @@ def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> Non
     lstm(torch.rand(3, 2, 4))[0].sum().backward()
     optimizer.step()
     assert summary_of(record)["uncounted"]
+
+
+@pytest.mark.parametrize(("later", "calls"), [(25, 16), (2, 1)])
+def test_more_calls_than_any_measured_step_has_are_steps_of_a_loop_that_has_grown_unless_they_are_rare(
+    later: int, calls: int
+) -> None:
+    """Episodes that grow cost as many times as much; a few steps with an evaluation with gradients cost one."""
+    short, long = (10, 100, 1000, 0), (160, 1600, 16000, 0)
+    steps = Stretch(
+        steps=60 + later, forward_flops=[10] * 3, backward_flops=[20] * 3, sizes=[short] * 3,
+        counts={short: 60, long: later},
+    )  # fmt: skip
+    assert totals_of([steps])["forward_flops"] == 10 * (60 + calls * later)

@@ -30,6 +30,8 @@ MOST_STRETCHES = 128
 TRIES = 40
 #: Measured steps with the same stops behind which only each `LOOK_EVERY`th step is measured, whatever it is like.
 MOST_LOOKS = 200
+#: One step in so many, at most, includes an evaluation with gradients that no measured step included.
+RARE = 8
 #: Most sizes that are measured with nothing stopped, and with a set of layers stopped.
 SIZES_DENSE, SIZES_STOPPED = 40, 8
 
@@ -137,9 +139,11 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         dense = whole.get(id(seen), {})
         full_of_own = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / full_of_own if full_of_own else 0.0
+        more = {size for size in stretch.counts if size and size[0] > 2 * most_calls > 0}
+        # Calls of an evaluation with gradients are among those of a few steps; of more steps the loop has grown.
+        evaluated = more if sum(stretch.counts[size] for size in more) <= max(1, stretch.steps / RARE) else set()
         for size, count in stretch.counts.items():
-            if size and size[0] > 2 * most_calls > 0:  # calls of an evaluation with gradients were among them
-                size = ()
+            size = () if size in evaluated else size
             computing = _computing(size)
             full, forward = fitted(dense, computing), fitted(whole_forward, computing)
             executed = _partly_read(reading, whole_forward, size) if reading and reads_of(size) else forward
