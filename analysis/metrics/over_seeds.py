@@ -208,8 +208,8 @@ def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) ->
             continue
         allowed = float(limit[ranking["trial"] == number].max())
         means = [float(np.mean([*split[number].values()])) for split in splits] if math.isfinite(one.mean) else []
-        rows[number] = (one.n, one.mean, *one.interval, one.worst, float(np.ptp(means)) if means else math.nan,
-                        one.is_within(allowed))  # fmt: skip
+        apart = float(np.ptp(means)) if means else math.nan
+        rows[number] = (one.n, one.mean, *one.interval, one.worst, apart, one.is_within(allowed))
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(SEED_COLUMNS)).reindex(ranking["trial"])
     kinds: dict[str, Any] = {**dict.fromkeys(SEED_COLUMNS, "float64"), "seeds": "Int64", "within_over_seeds": "boolean"}
     return ranking.assign(**{name: table[name].astype(kinds[name]).set_axis(ranking.index) for name in SEED_COLUMNS})

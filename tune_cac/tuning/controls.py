@@ -24,7 +24,7 @@ from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTri
 #: Lengths of the cut dense runs that are controls, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 #: Shares of the full run that cut dense runs train where none are given, each after the first if the one before it
-#: loses more than the allowed loss; below the first, lengths are not chosen (docs/findings.md "What saved nothing").
+#: loses more than the allowed loss; below the first, lengths are not chosen (docs/findings.md "Seeds").
 TRIED = (0.5, 0.6, 0.8)
 
 
@@ -81,10 +81,8 @@ class RunLengths:
         self.searched = searched
         self._learned: dict[int, WarmStart] = {}
         self._chooses = plan.lengths == AUTO_LENGTHS
-        if self._chooses:
-            self._wanted = in_epochs(TRIED, plan.base.epochs)[::-1]
-        else:
-            self._wanted = in_epochs(read_lengths(plan.lengths or "1.0"), plan.base.epochs)
+        shares = TRIED if self._chooses else read_lengths(plan.lengths or "1.0")
+        self._wanted = sorted(in_epochs(shares, plan.base.epochs), reverse=not self._chooses)
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""

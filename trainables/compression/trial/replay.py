@@ -87,8 +87,10 @@ def _content(component: Mapping[str, Any]) -> dict[str, str]:
     if checkpoint is None:
         return {}
     path = Path(str(checkpoint))
+    digest = hashlib.sha256()
     try:
-        content = b"".join(file.read_bytes() for file in (sorted(path.glob("*.pt")) if path.is_dir() else [path]))
+        for file in sorted(path.glob("*.pt")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
     except OSError:
         return {}  # reported when the teacher is built
-    return {"content": hashlib.sha256(content).hexdigest()[:24]}
+    return {"content": digest.hexdigest()[:24]}

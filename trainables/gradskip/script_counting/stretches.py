@@ -124,7 +124,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
     for stretch in measured:
         of_pattern.setdefault(stretch.pattern(), []).append(stretch)
     forward_of = {pattern: _typical(several, "forward_flops") for pattern, several in of_pattern.items()}
-    most_calls = _most_calls(size for stretch in measured for size in stretch.sizes)
+    known = {size for stretch in measured for size in stretch.sizes}
     seen = next((s for s in measured if s.dense), measured[0] if measured else stretches[0])
     for stretch in stretches:
         if stretch.backward_flops:
@@ -139,7 +139,7 @@ def totals_of(stretches: Sequence[Stretch]) -> dict[str, int]:
         dense = whole.get(id(seen), {})
         full_of_own = sum(fitted(dense, size) for size in own)
         share = sum(own.values()) / full_of_own if full_of_own else 0.0
-        more = {size for size in stretch.counts if size and size[0] > 2 * most_calls > 0}
+        more = _with_more_calls(stretch.counts, known)
         # Calls of an evaluation with gradients are among those of a few steps; of more steps the loop has grown.
         evaluated = more if sum(stretch.counts[size] for size in more) <= max(1, stretch.steps / RARE) else set()
         for size, count in stretch.counts.items():
@@ -244,17 +244,19 @@ def _with_sizes_of(stretch: Stretch, whole: dict[Size, float]) -> dict[Size, flo
     mine, left = _typical([stretch], "backward_flops"), _typical([stretch], "left_flops")
     common = [size for size in mine if size in whole]
     share = sum(mine[size] for size in common) / (sum(whole[size] for size in common) or 1.0)
-    new: dict[Size, float] = {}
+    new, more = dict[Size, float](), _with_more_calls(mine, whole)
     for size, flops in mine.items():
-        if share and size and size[0] > 2 * _most_calls(whole) > 0:
+        if share and size in more:
             new[size] = flops / share
         elif left.get(size) and not reads_of(size):
             new[size] = flops + left[size]
     return new | whole
 
 
-def _most_calls(sizes: Iterable[Size]) -> int:
-    return max((size[0] for size in sizes if size), default=0)
+def _with_more_calls(sizes: Iterable[Size], known: Iterable[Size]) -> set[Size]:
+    """Return the sizes of more than twice the calls of any known step, as with an evaluation with gradients."""
+    most = max((size[0] for size in known if size), default=0)
+    return {size for size in sizes if size and size[0] > 2 * most > 0}
 
 
 def _mean(costs: Sequence[Mapping[Size, float]], steps: Sequence[int]) -> dict[Size, float]:
