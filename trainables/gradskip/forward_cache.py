@@ -119,8 +119,6 @@ class Kind(NamedTuple):
     """Shapes without the rows, dtypes, and what is no tensor."""
     device: torch.device
     autocast: str
-    is_single: bool
-    """True for a batch of one row, which kernels round differently."""
 
 
 #: Arguments beside tensors that are compared by their value.
@@ -151,7 +149,6 @@ def _read_inputs(is_training: bool, arguments: Any) -> tuple[Kind, list[int]] | 
         ),
         device=device,
         autocast=str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "off",
-        is_single=rows == 1,
     )
     return kind, sums.tolist()
 
@@ -189,6 +186,10 @@ class _Otherwise(Exception):
     """The model runs otherwise than in the pass that was recorded."""
 
 
+class _Ended(Exception):
+    """A pass ended behind the prefix, whose outputs are all that was wanted of it."""
+
+
 class _Forward:
     """A model's forward pass through a cache; copies and pickles of the model have its own one."""
 
@@ -217,14 +218,18 @@ def _stand_in(meta: Tensor, device: torch.device, value: float | None) -> Tensor
     return torch.empty_like(meta, device=device) if value is None else torch.full_like(meta, value, device=device)
 
 
-def _first_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return copies of a forward pass's arguments with the first rows alone."""
-    rows = next((len(t) for t in tensors_in((args, kwargs)) if t.dim()), 0)
+def _rows_of(arguments: Any, wanted: range | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of a forward pass's positional and named arguments with these rows alone, modulo how many it has.
+
+    None: the first `_RECORDED_ROWS`, or all.
+    """
+    rows = next((len(t) for t in tensors_in(arguments) if t.dim()), 1)
+    places = torch.tensor(wanted or range(min(rows, _RECORDED_ROWS))) % rows
     with torch.inference_mode(False):
-        few: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
-            Tensor, lambda t: t[: _RECORDED_ROWS if t.dim() and len(t) == rows else None].clone(), (args, kwargs)
+        some: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+            Tensor, lambda t: t[places.to(t.device)] if t.dim() and len(t) == rows else t.clone(), arguments
         )
-    return few
+    return some
 
 
 def _is_close(y: Tensor, other: Tensor) -> bool:
@@ -252,12 +257,11 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 # here, whether a row is computed or read: a sample's output never depends on its batch or on the cache's content. This
 # differs from training without the cache, where a stopped batch norm still uses the batch's statistics.
 #
-# **Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
-# rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, 1 to 599 rows) only the result for a single
-# row differed, so those are kept apart. Linear layers of 384 inputs and more round up to 15 vectors otherwise than more
-# (with fewer inputs up to 1 to 7): behind pooled features, or convolutions of 1x1 places, a last batch of so few rows
-# differs in its last bits. On CUDA they may always. In an evaluation whose batches are always the same, rows come from
-# equal batches.
+# **Rows read equal rows computed, bit for bit.** A kernel may round a row otherwise in a batch of another size: on the
+# CPU (torch 2.13) linear layers do so for fewer than 16 float32 vectors, in bfloat16 for any number. All rows are thus
+# kept as batches of one size have them, that of the first batch, or of a larger one that rounds otherwise: rows that
+# come in a smaller one are computed by a copy of the model among repeated ones, and where the batch's own bits differ
+# from those, it is computed in every epoch.
 #
 # Limits: a Python number that a module of the prefix keeps for a later one stays as it was last computed; hooks on the
 # prefix's modules except the last receive other numbers than activations when all rows are read.
@@ -322,6 +326,7 @@ class ForwardCache:
         self.on_read: Callable[[nn.Module], None] | None = None  # called before a training pass without the prefix
         self._compiled: list[nn.Module] | None = None  # wrappers of the model; None: not looked for
         self._running: _Pass | None = None
+        self._ends_behind_prefix = False  # passes raise _Ended with the prefix's output, as soon as it is computed
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
         self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
         self._state: tuple[tuple[int, int], ...] = ()
@@ -366,6 +371,7 @@ class ForwardCache:
         self._drop(True, False)
         self._keeps_training = True
         self._shapes: dict[tuple[Kind, int], list[Any]] = {}  # of what modules return, on meta, by rows of the batch
+        self._rounds_alike: dict[Kind, dict[int, bool]] = {}  # by rows of the batch, first those of which rows are kept
         self._hits_before, self._is_told = self.hits, False
 
     def _drop(self, *is_training: bool) -> None:
@@ -501,13 +507,16 @@ class ForwardCache:
         if is_training:
             self.hits += held
             self.misses += rows - held
+        is_alike = self._rounds_alike.setdefault(kind, {rows: True}).get(rows, False)
         is_known = len(self._shapes.get((kind, rows), ())) == len(cut.modules)
         due = file is None or file.hit_batches % COMPUTE_EVERY == 0 or not is_known
         if file is not None and held:
             file.hit_batches += 1
         if is_training and 0 < self.rows(True) <= self.hits - self._hits_before:  # an epoch was read
             self._tell()
-        now = _Pass(cut=cut, kind=kind, keys=keys, computes=held < rows or due)
+        now = _Pass(cut=cut, kind=kind, keys=keys, computes=held < rows or due or not is_alike)
+        if held < rows and not is_alike:
+            self._keep_from_copy(now, (args, kwargs))
         if not now.computes and self.cached_through not in self._checked:
             self._checked.add(self.cached_through)
             if not self._returns_the_same(args, kwargs):
@@ -525,8 +534,22 @@ class ForwardCache:
 
         This guards against reads that the recorded pass did not show: without it they are garbage that nobody sees.
         """
-        few, few_named = _first_rows(args, kwargs)
+        few, few_named = _rows_of((args, kwargs))
         found: list[list[Tensor]] = []
+        with self._copied() as (twin, _):
+            try:
+                for _ in range(3):  # the first two compute; a model that draws or counts by itself differs there
+                    with kept_generators(t.device for t in tensors_in((few, few_named))):
+                        leaves = tensors_in(twin(*few, **few_named))
+                        found.append([t.detach() for t in leaves if t.is_floating_point()])
+            except Exception:  # noqa: BLE001  # it takes batches of one size alone
+                return True
+        first, again, read = found
+        return not all(map(_is_close, first, again)) or all(map(_is_close, again, read))
+
+    @contextmanager
+    def _copied(self) -> Iterator[tuple[nn.Module, ForwardCache]]:
+        """Yield a copy of the model that runs through a cache of its own, of which no count of FLOPs sees anything."""
         with torch.inference_mode(False), torch.set_grad_enabled(self.model.training), _disable_current_modes():
             twin = copy.deepcopy(self.model)
             of_twin = dict(zip(map(id, self.model.parameters()), twin.parameters(), strict=True))
@@ -542,19 +565,26 @@ class ForwardCache:
                         for cut in self.cuts
                     ]
                 )
-                try:
-                    for _ in range(3):  # the first two compute; a model that draws or counts by itself differs there
-                        with kept_generators(t.device for t in tensors_in((few, few_named))):
-                            leaves = tensors_in(twin(*few, **few_named))
-                            found.append([t.detach() for t in leaves if t.is_floating_point()])
-                except Exception:  # noqa: BLE001  # it takes batches of one size alone
-                    return True
-        first, again, read = found
-        return not all(map(_is_close, first, again)) or all(map(_is_close, again, read))
+                yield twin, probe
+
+    def _keep_from_copy(self, now: _Pass, arguments: Any) -> None:
+        """Keep rows of a batch as a copy of the model computes them in a batch of the size that rows are kept of."""
+        file, size = self.files.get(now.kind), next(iter(self._rounds_alike[now.kind]))
+        has_room = file is not None and self.budget_bytes - self.bytes >= file.row_bytes
+        if not (self._keeps_training if now.kind.is_training else has_room):
+            return
+        some, named = _rows_of(arguments, range(size))
+        with self._copied() as (twin, probe), kept_generators([now.kind.device]):
+            probe._ends_behind_prefix = True
+            try:
+                twin(*some, **named)
+            except _Ended as ended:
+                first = replace(now, keys=now.keys[:size])
+                self._keep(first, ended.args[0][: len(first.keys)], is_of_copy=True)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Cut]:
         """Return the cuts of a pass of the first rows, in the model's mode, of which all that is left may be read."""
-        few = _first_rows(args, kwargs)
+        few = _rows_of((args, kwargs))
 
         def forward(model: nn.Module) -> list[Any]:
             result = model(*few[0], **few[1])
@@ -615,6 +645,8 @@ class ForwardCache:
         with _evaluating(module):  # in training with gradients on, which nothing here needs: its FLOPs are a step's
             y = now.originals[module](*args, **kwargs)
         now.is_inside = False
+        if is_last and self._ends_behind_prefix:
+            raise _Ended(y)
         shapes[position:] = [_meta(y)]
         if is_last:
             self._keep(now, y)
@@ -625,23 +657,31 @@ class ForwardCache:
         # Always the same strides, because later modules may choose kernels, and thus rounding, by them.
         return y if meta.is_contiguous() else torch.empty_like(meta, device=y.device).copy_(y)
 
-    def _keep(self, now: _Pass, y: Any) -> None:
-        """Compare computed rows with those that are kept, and keep the others."""
+    def _keep(self, now: _Pass, y: Any, *, is_of_copy: bool = False) -> None:
+        """Compare computed rows with those that are kept, and keep the others if batches of this size round alike."""
         keys, is_training = now.keys, now.kind.is_training
         if not isinstance(y, Tensor) or y.layout != torch.strided or y.is_nested or not y.dim() or len(y) != len(keys):
             raise _Otherwise(f"got no row a sample from {now.cut.names[-1]!r}")
-        file = self.files.get(now.kind)
+        file, alike = self.files.get(now.kind), self._rounds_alike[now.kind]
         known = [] if file is None else [row for row, key in enumerate(keys) if key in file]
         if file is not None and known:
             before = file.get([keys[row] for row in known]).to(y.device)
-            if not _is_close(y[torch.tensor(known, device=y.device)], before):
+            after = y[torch.tensor(known, device=y.device)]
+            if not _is_close(after, before):
                 return self.switch_off(
                     "the prefix must compute each sample by itself and the same each time: it has a norm without "
                     "running statistics, or draws random numbers in eval mode"
                 )
+            if not is_of_copy and len(keys) not in alike:
+                alike[len(keys)] = torch.equal(after, before)
+                if not alike[len(keys)] and len(keys) > next(iter(alike)):
+                    self.files.pop(now.kind).close()
+                    alike, file = {len(keys): True}, None
+                    self._rounds_alike[now.kind] = alike
         new = {key: row for row, key in enumerate(keys) if file is None or key not in file}
         row_bytes = y[0].numel() * y.element_size()
-        if not new or row_bytes == 0 or (is_training and not self._keeps_training):
+        is_kept = (self._keeps_training or not is_training) and (is_of_copy or alike.get(len(keys), False))
+        if not new or row_bytes == 0 or not is_kept:
             return None
         most, count = self.samples or sys.maxsize, len(new) + (0 if file is None else len(file))
         if is_training and count > most:
