@@ -215,7 +215,7 @@ class GradientSkip(SkippingStep):
                 budget_bytes = psutil.virtual_memory().available // 5
             self._cache = ForwardCache(self._given_model, budget_bytes=budget_bytes)
             if self.step_record is not None:
-                self._cache.on_read = self.step_record.read
+                self._cache.on_pass = self.step_record.note_pass
         return self._cache.over(batches)
 
     # --- state ------------------------------------------------------------------------------------------------------

@@ -323,7 +323,8 @@ class ForwardCache:
         self.cached_through = -1  # place among the cuts of the one whose outputs are kept; -1 for none
         self.hits = 0  # rows of training read so far
         self.misses = 0  # rows of training computed so far because they were not in the cache
-        self.on_read: Callable[[nn.Module], None] | None = None  # called before a training pass without the prefix
+        #: Called before each training pass with the model, its arguments, and whether the prefix's outputs are read.
+        self.on_pass: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], bool], None] | None = None
         self._compiled: list[nn.Module] | None = None  # wrappers of the model; None: not looked for
         self._running: _Pass | None = None
         self._ends_behind_prefix = False  # passes raise _Ended with the prefix's output, as soon as it is computed
@@ -463,11 +464,11 @@ class ForwardCache:
         if self._running is not None:
             return forward(*args, **kwargs)
         self.last, now = None, self._begin(args, kwargs)
+        if self.on_pass is not None and self.model.training and torch.is_grad_enabled():
+            self.on_pass(self.model, args, kwargs, now is not None and not now.computes)
         if now is None:
             return forward(*args, **kwargs)
         self._running = now
-        if self.on_read is not None and now.kind.is_training and not now.computes:
-            self.on_read(self.model)
         try:
             with self._replaced(now):
                 result = forward(*args, **kwargs)

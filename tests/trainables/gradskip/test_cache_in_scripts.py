@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -192,6 +193,26 @@ def test_reads_of_many_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
     found = counted(loop, monkeypatch)
     rows = sum(range(16, 26))
     assert found["forward_flops"] < 0.75 * 5 * 2 * rows * (3 * 64 + 16)
+
+
+@pytest.mark.parametrize("how", ["before", "in place", "afterwards"])
+def test_compiled_models_are_counted_as_executed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(how: str) -> None:
+        torch.manual_seed(0)
+        net: Any = layers(8, 8, 8, 8, 2)
+        called = torch.compile(net, backend="eager") if how == "before" else net
+        if how == "in place":
+            net.compile(backend="eager")
+        optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
+        if how == "afterwards":
+            called = torch.compile(net, backend="eager")
+        train_cached(called, optimizer, [torch.randn(16, 8) for _ in range(6)], epochs=3)
+        torch.compiler.reset()
+
+    found, plain = (counted(partial(loop, one), monkeypatch) for one in (how, "never"))
+    names = ("forward_flops", "backward_flops", "dense_flops")
+    assert [found[name] for name in names] == [plain[name] for name in names]
+    assert plain["forward_flops"] == 2 * 16 * (18 * (3 * 64 + 16) - 11 * 2 * 64)  # seven of 18 steps compute the prefix
 
 
 def test_steps_of_which_some_calls_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,14 +57,17 @@ class InputSizes:
         self._on_first_call, self._on_evaluation, self._on_other = on_first_call, on_evaluation, on_other
         self._watched: WeakKeyDictionary[nn.Module, WatchedCalls] = WeakKeyDictionary()
         self._sums = (0, 0, 0, 0)
+        self._passes = 0  # of the step's calls through a forward cache
         self._most_calls = 0  # of a step
 
     def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> WatchedCalls:
         """Watch the model that has these parameters; none where it is compiled."""
         having = _having(parameters) if given is None else [given]
         whole = min(having, key=lambda module: sum(1 for _ in module.modules()), default=None)
-        if whole is None or isinstance(whole, torch.jit.ScriptModule) or any(map(is_compiled, having)):
+        if whole is None or isinstance(whole, torch.jit.ScriptModule):
             return WatchedCalls(self, were_seen=bool(having))  # what has no one owner is watched by its parts
+        if any(map(is_compiled, having)):
+            return self._watched.setdefault(unwrap(whole), WatchedCalls(self, were_seen=True))
         return self._watch(whole)
 
     def watch_parts(self, parameters: Sequence[Tensor]) -> None:
@@ -100,21 +103,28 @@ class InputSizes:
         elif not self._sums[0]:
             self._on_evaluation()
 
-    def read(self, model: nn.Module) -> None:
-        """Note, before anything of a model's latest call was computed, that its prefix's outputs come from a cache.
+    def note_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], reads: bool) -> None:
+        """Note, before anything of a model's latest call is computed, whether its prefix's outputs come from a cache.
 
-        What another model than those watched reads counts as computed.
+        Of a compiled model no hook sees the call. What another model than those watched reads counts as computed.
         """
-        if model not in self._watched:
+        known = self._watched.get(model)
+        if known is None:
             return
-        calls, n, q, reads = self._sums
-        self._sums = (calls, n, q, reads + 1)
+        self._passes += 1
+        if self._sums[0] < self._passes and not in_backward():
+            known.were_seen = True
+            self.add(args, kwargs)
+        calls, n, q, before = self._sums
+        if not reads:
+            return
+        self._sums = (calls, n, q, before + 1)
         if calls == 1:
             self._on_first_call(self._sums)
 
     def take(self) -> Size:
         """Return the size of what was called since the last time."""
-        found, self._sums = self._sums, (0, 0, 0, 0)
+        found, self._sums, self._passes = self._sums, (0, 0, 0, 0), 0
         self._most_calls = max(self._most_calls, found[0])
         return found if found[0] else ()
 

@@ -315,9 +315,9 @@ class StepRecord:
         begun_with.add(size)
         return True
 
-    def read(self, model: nn.Module) -> None:
-        """Note that the latest call of a model reads the outputs of its prefix from a forward cache."""
-        self._process.inputs.read(model)
+    def note_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reads: bool) -> None:
+        """Note a training call of a model through a forward cache, and whether its prefix's outputs are read."""
+        self._process.inputs.note_pass(model, args, kwargs, reads)
 
     def _look_at_order(self) -> None:
         """Leave out units before which a layer trains at the first step: the backward pass would run on to it.
