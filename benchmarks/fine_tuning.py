@@ -73,9 +73,20 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return moved.flip(2) if random.random() < 0.5 else moved, label
 
 
+class HeldNorms(nn.Sequential):
+    """A network whose batch norms stay in evaluation mode, as people write it who know that they move."""
+
+    def train(self, mode: bool = True) -> HeldNorms:
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.training = False
+        return self
+
+
 def make(
     data: str, weights: str = "", images: int = 1_500, px: int = 64, epochs: int = 6,
-    augment: bool = False, views: int | None = None,
+    augment: bool = False, views: int | None = None, held: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a network with a new classifier, AdamW, and a schedule to 0 by the cosine, which is the default."""
     origin = find_origin("efficientnet_lite0", weights or None)
@@ -83,7 +94,7 @@ def make(
     def model() -> nn.Module:
         network = origin.build(CLASSES, px)
         take_weights(network, origin.weights)
-        return network
+        return HeldNorms(network) if held else network
 
     train = images_of(data, "train", 0, images, px)
     return {
