@@ -5,7 +5,6 @@ A copy shares nothing with the run: no weights, no hooks, no changed classes.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from trainables.compression.schedule.names import plain_name
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.model_copy import copy_of
 
 _PREFIX, _ORIGINAL = "parametrizations.", "original"
 
@@ -49,7 +49,7 @@ def hookless_copy(model: nn.Module) -> nn.Module:
                 memo[id(value)] = OrderedDict()
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-    return copy.deepcopy(model, memo)
+    return copy_of(model, memo)
 
 
 def bare_copy(model: nn.Module) -> nn.Module:

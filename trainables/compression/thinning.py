@@ -10,7 +10,6 @@ and depthwise convolutions have the same channels on both sides; their cuts have
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from torch.optim import Optimizer
 
 from trainables.compression.model_copies import as_built, bare_copy, evaluating
 from trainables.errors import UserError
+from trainables.runtime.model_copy import copy_of
 from trainables.workloads.batch_structure import tensors_in
 
 NORMS = (_BatchNorm, _InstanceNorm)
@@ -495,7 +495,7 @@ class _Trial:
         record: Record = [[name, side, sorted(indices)] for (name, side), indices in cuts.items()]
         if not cuts:
             return record, None
-        tried = copy.deepcopy(self.model)
+        tried = copy_of(self.model)
         for name, side, indices in record:
             module: Any = tried.get_submodule(name)
             if side == 0 and isinstance(module, (_ConvNd, nn.Linear, *NORMS)):

@@ -5,7 +5,6 @@ Symbols as in `quantized_modules`: value = (q - z) s. Shapes: w any; s, z () or,
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from trainables.compression.quantizers.quantized_modules import (
     wide,
     wrpn_weight,
 )
+from trainables.runtime.model_copy import copy_of
 
 _QDQ = torch.ops.quantized_decomposed
 #: Modules whose values lie on a grid that `even_grid` knows; those of a class of their own may do otherwise.
@@ -65,10 +65,8 @@ def fixed_copy(model: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU in eval mode; tensors with a history that modules keep are copied without it."""
-    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    memo: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}
-    return copy.deepcopy(model, memo).cpu().eval()
+    """Return a copy on the CPU in eval mode."""
+    return copy_of(model).cpu().eval()
 
 
 def _is_own(quantization: Quantization) -> bool:

@@ -8,7 +8,6 @@ Sets of parameters are bit masks: bit n stands for parameter n.
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 import weakref
@@ -27,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from trainables.gradskip.advice import users_level
 from trainables.gradskip.layers import own_children, own_parameters
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.model_copy import copy_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_structure import tensors_in
 
@@ -183,7 +183,7 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
 
 def training_copy(model: nn.Module) -> nn.Module:
     """Return a copy of the model in which everything trains, without gradients."""
-    twin = copy.deepcopy(model)
+    twin = copy_of(model)
     for parameter in twin.parameters():
         parameter.grad = None
         if parameter.is_floating_point():

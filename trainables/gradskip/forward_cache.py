@@ -32,6 +32,7 @@ from trainables.gradskip.layers import unwrap
 from trainables.gradskip.prefix_cuts import Cut, may_end_prefix, recorded_cuts
 from trainables.gradskip.stops import is_evaluated
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.model_copy import copy_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_structure import leaves_in, tensors_in
 
@@ -552,7 +553,7 @@ class ForwardCache:
     def _copied(self) -> Iterator[tuple[nn.Module, ForwardCache]]:
         """Yield a copy of the model that runs through a cache of its own, of which no count of FLOPs sees anything."""
         with torch.inference_mode(False), torch.set_grad_enabled(self.model.training), _disable_current_modes():
-            twin = copy.deepcopy(self.model)
+            twin = copy_of(self.model)
             of_twin = dict(zip(map(id, self.model.parameters()), twin.parameters(), strict=True))
             with ForwardCache(twin, budget_bytes=2**30, folder=self._folder) as probe, uncompiled(), probe.running():
                 probe._placeholder, probe._checked = math.nan, {self.cached_through}

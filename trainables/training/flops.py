@@ -11,7 +11,6 @@ is the sample.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from trainables.attachment import EstimateFlops
 from trainables.gradskip.forward_cache import PassReport
 from trainables.gradskip.layers import unit_ends
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.model_copy import copy_of
 from trainables.runtime.operator_flops import flop_counter
 from trainables.savings import share_of_budget, share_saved
 from trainables.training.recipe.recipe import computed_again
@@ -71,7 +71,7 @@ class CostTable:
         """Copy the model now, so that later changes do not affect the counts."""
         if self._copy is None and self._source is self._model:
             with kept_generators([]):
-                self._source = copy.deepcopy(self._model)
+                self._source = copy_of(self._model)
 
     def forward_flops(self, batch: Batch) -> int:
         """Return the FLOPs of a forward pass without gradients."""
@@ -164,7 +164,7 @@ class CostTable:
                 model = self._rehearsed(on_meta(self._source), batch)
             except Exception:  # noqa: BLE001  # it creates tensors on the CPU or reads values: it needs numbers
                 self._on_meta = False
-                model = self._rehearsed(copy.deepcopy(self._source).to("cpu"), batch)
+                model = self._rehearsed(copy_of(self._source).to("cpu"), batch)
             optimizer = self._workload.make_optimizer(model.named_parameters())
             optimizer.step()
             for parameter in model.parameters():

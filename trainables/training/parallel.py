@@ -8,7 +8,6 @@ averaged over the processes. Norms use only the rows of their process, as in tor
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from trainables.gradskip.controller import AttachedGradientSkip
 from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.runtime.checkpoint_folder import CHECKPOINT_FILE, read_state
 from trainables.runtime.isolation import kept_generators
+from trainables.runtime.model_copy import copy_of
 from trainables.storage import atomic_write
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch, Workload
@@ -74,7 +74,7 @@ class ParallelRun(TrainingRun):
     def _leaves_out(self) -> bool:
         """Return whether a parameter that trains gets no gradient from the loss."""
         with kept_generators([self.device]):
-            model = copy.deepcopy(self.model).train()
+            model = copy_of(self.model).train()
             self._example_forward(model).backward()
         return any(p.requires_grad and p.grad is None for p in model.parameters())
 

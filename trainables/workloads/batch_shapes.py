@@ -7,12 +7,12 @@ Shapes: a batch is a tuple of tensors of any shapes; run lengths are [(count, ba
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 from torch import nn
 
+from trainables.runtime.model_copy import copy_of
 from trainables.workloads.base import Batch
 
 
@@ -33,7 +33,7 @@ def on_meta(model: nn.Module) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(model, memo)
+    return copy_of(model, memo)
 
 
 def structure_of(model: nn.Module) -> Hashable:
