@@ -519,6 +519,8 @@ class ForwardCache:
         now = _Pass(cut=cut, kind=kind, keys=keys, computes=held < rows or due or not is_alike)
         if held < rows and not is_alike:
             self._keep_from_copy(now, (args, kwargs))
+            if not self.enabled:
+                return None
         if not now.computes and self.cached_through not in self._checked:
             self._checked.add(self.cached_through)
             if not self._returns_the_same(args, kwargs):
