@@ -51,8 +51,9 @@ class RowFile:
         capacity = most_bytes // self.row_bytes
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by close()
         self._file.truncate(capacity * self.row_bytes)  # without room on the disk so far
-        mapped = torch.from_numpy(np.memmap(self._file, dtype=np.uint8, mode="r+"))
-        self._rows = mapped.view(like.dtype).view(capacity, *like.shape[1:])
+        with torch.inference_mode(False):  # it is written into outside of that mode, too
+            mapped = torch.from_numpy(np.memmap(self._file, dtype=np.uint8, mode="r+"))
+            self._rows = mapped.view(like.dtype).view(capacity, *like.shape[1:])
 
     def __len__(self) -> int:
         return len(self._places)
@@ -189,6 +190,8 @@ class _Otherwise(Exception):
 
 class _Ended(Exception):
     """A pass ended behind the prefix, whose outputs are all that was wanted of it."""
+
+    outputs: Any  # no argument, which would be printed with a traceback
 
 
 class _Forward:
@@ -584,7 +587,7 @@ class ForwardCache:
                 twin(*some, **named)
             except _Ended as ended:
                 first = replace(now, keys=now.keys[:size])
-                self._keep(first, ended.args[0][: len(first.keys)], is_of_copy=True)
+                self._keep(first, ended.outputs[: len(first.keys)], is_of_copy=True)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Cut]:
         """Return the cuts of a pass of the first rows, in the model's mode, of which all that is left may be read."""
@@ -650,7 +653,9 @@ class ForwardCache:
             y = now.originals[module](*args, **kwargs)
         now.is_inside = False
         if is_last and self._ends_behind_prefix:
-            raise _Ended(y)
+            ended = _Ended()
+            ended.outputs = y
+            raise ended
         shapes[position:] = [_meta(y)]
         if is_last:
             self._keep(now, y)

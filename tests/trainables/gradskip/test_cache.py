@@ -101,6 +101,18 @@ def test_a_last_batch_rounds_as_it_does_without(size: int, dtype: torch.dtype) -
         assert (cache.hits, cache.rows(True), cache.enabled) == (3 * SAMPLES, SAMPLES, True)
 
 
+@pytest.mark.parametrize("modes", [("inference", "inference"), ("inference", "no grad"), ("no grad", "inference")])
+def test_evaluations_may_be_in_inference_mode(modes: tuple[str, str], model: nn.Module, images: Tensor) -> None:
+    plain = copy.deepcopy(model).eval()
+    with cache_of(model) as cache, cache.running():
+        model(images[:8]).sum().backward()
+        for mode in modes:
+            with torch.no_grad() if mode == "no grad" else torch.inference_mode():
+                for part in (*images[:30].split(8), *images.split(8)):
+                    assert torch.equal(model.eval()(part), plain(part))
+        assert cache.rows(False) == SAMPLES
+
+
 def test_gradients_after_the_prefix_are_those_of_the_frozen_model(model: nn.Module, images: Tensor) -> None:
     plain = copy.deepcopy(model)
     with cache_of(model) as cache:
