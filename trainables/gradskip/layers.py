@@ -230,13 +230,12 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
     return [module for name, module in found.items() if not name.startswith(inside)]
 
 
-def unit_ends(model: nn.Module, *, of_all_kinds: bool = False) -> tuple[int, ...]:
+def unit_ends(parameters: Sequence[Tensor], model: nn.Module) -> tuple[int, ...]:
     """Return the last number of each whole unit whose stop leaves something to train.
 
-    Units are of what the default watches, or `watch_needed`; ``of_all_kinds`` has linear layers, too.
+    Units are convolutions and linear layers, whatever rules watch: a vision transformer has one convolution.
     """
-    parameters = list(model.parameters())
-    watch = watch_needed(parameters, model) or (KINDS if of_all_kinds else KINDS[:1])
+    watch = watch_needed(parameters, model) or KINDS
     units = make_plan(parameters, watch, model=model, whole_units=True).units
     return tuple(unit.end for unit in units if unit.end < len(parameters) - 1)
 

@@ -302,7 +302,7 @@ def saved_shares(
     The N are the ends of whole units (`unit_ends`). Each takes half a second for a network of 60 layers, so at most
     ``most`` are counted, evenly spread, None for all; the others have the share None.
     """
-    ends = unit_ends(model)
+    ends = unit_ends(list(model.parameters()), model)
     table = CostTable(workload, model)
     dense = table.dense_step(batch).flops
     saved: dict[int, float | None] = dict.fromkeys(ends)

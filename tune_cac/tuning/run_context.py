@@ -61,8 +61,8 @@ def run_context(config: TrialConfig, *, caches: bool = False) -> SpaceContext:
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
         model = workload.make_model()
-    ends = unit_ends(model)
-    kept = kept_ends(workload, model, unit_ends(model, of_all_kinds=True), config.seed) if caches else ()
+    ends = unit_ends(list(model.parameters()), model)
+    kept = kept_ends(workload, model, ends, config.seed) if caches else ()
     return SpaceContext(
         total_steps=workload.steps_per_epoch * config.epochs,
         layer_names=tuple(name for name, _ in model.named_parameters()),

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from conv_models import EXECUTION, Shuffled, conv_model
+from counted_loops import record_of, summary_of
 from loops import train
 from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
 from trainables.gradskip.layers import make_plan, unit_ends, watch_needed
+from trainables.gradskip.settings import OFF
 
 
 def split_by_decay(model: nn.Module) -> list[dict[str, Any]]:
@@ -118,8 +120,18 @@ class TestWatch:
         model = nn.Sequential(*layers)
         assert watch_needed(list(model.parameters()), model) == ("Conv1d", "linear")
         assert watch_needed(list(model.parameters()), None) == ("linear",)
-        assert unit_ends(model) == (1, 3)
+        assert unit_ends(list(model.parameters()), model) == (1, 3)
         assert watch_needed(list(conv_model().parameters()), conv_model()) == ()
+
+    def test_units_end_behind_linear_layers_of_a_model_with_one_convolution(self) -> None:
+        """As in a vision transformer; without the model only what the rule watches is known."""
+        layers = [nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 2)]
+        model = nn.Sequential(*layers)
+        assert unit_ends(list(model.parameters()), model) == (1, 5, 7)
+        for given, ends in ((model, [1, 5, 7]), (None, [0])):
+            record = record_of()
+            record.add(SGD(model.parameters(), lr=0.1, model=given, settings=OFF).gradskip)
+            assert summary_of(record)["unit_ends"] == ends
 
     @pytest.mark.parametrize("with_model", [True, False])
     def test_the_rule_leaves_a_last_layer_with_a_bias(self, with_model: bool) -> None:

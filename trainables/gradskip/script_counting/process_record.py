@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trainables.gradskip.advice import some
 from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, in_autograd_function, mask_of
-from trainables.gradskip.layers import has_trained_statistics, make_plan, watch_needed
+from trainables.gradskip.layers import has_trained_statistics, unit_ends, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.replay import Blueprint, layers_key, variance_name
@@ -267,11 +267,10 @@ class StepRecord:
         self.parameters = len(gradskip.parameters)
         model, last = gradskip.numbering.model, len(gradskip.parameters) - 1
         self.watch = list(watch_needed(gradskip.parameters, model))
-        plan = gradskip.blueprint.plan
-        if model is not None:  # units end behind their biases and norms
-            watch = self.watch or Settings().watch
-            plan = make_plan(gradskip.parameters, watch, model=model, whole_units=True)
-        self.unit_ends = [unit.end for unit in plan.units if unit.end < last]
+        if model is None:
+            self.unit_ends = [unit.end for unit in gradskip.blueprint.plan.units if unit.end < last]
+        else:
+            self.unit_ends = list(unit_ends(gradskip.parameters, model))
         self._order: ExecutionRecorder | None = None
         self._knows_order = False
         is_off = gradskip.settings.mode == "off" and not gradskip.numbering.is_sharded  # others have it recorded
