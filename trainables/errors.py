@@ -78,9 +78,14 @@ class WorkerDied(RuntimeError):
 
 
 def nearest_name(given: str, names: Iterable[str]) -> str | None:
-    """Return the name that is most like a given one, whatever its case; None if none is."""
-    folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
+    """Return the name that is most like a given one, or begins with it, whatever its case; None if none does.
+
+    >>> nearest_name("STOP", ["stop_rules", "agp"])
+    'stop_rules'
+    """
+    folded, text = {name.casefold(): name for name in names}, given.casefold()
+    longer = [name for name in folded if text and name.startswith(text)]
+    near = difflib.get_close_matches(text, list(folded), n=1) or longer
     return folded[near[0]] if near else None
 
 

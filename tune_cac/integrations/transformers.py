@@ -122,7 +122,7 @@ class GradientSkipCallback(TrainerCallback):
         self.on_evaluate(args, state, control, metrics=metrics)
 
 
-def _with_end(train: Any) -> Any:
+def _with_end(train: Any, kind: type[GradientSkipCallback]) -> Any:
     """Return ``Trainer.train`` that lets what has stopped train again where it raises: no event tells callbacks so."""
 
     @functools.wraps(train)
@@ -131,11 +131,11 @@ def _with_end(train: Any) -> Any:
             return train(self, *arguments, **options)
         except BaseException:  # Ctrl-C in a notebook, above all
             for one in self.callback_handler.callbacks:
-                if isinstance(one, GradientSkipCallback):
+                if isinstance(one, kind):  # not by its name, which is another class once this module was reloaded
                     one._skip.let_go()
             raise
 
     return wrapper
 
 
-Trainer.train = _with_end(Trainer.train)
+Trainer.train = _with_end(Trainer.train, GradientSkipCallback)

@@ -411,6 +411,23 @@ def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
     assert_dense_is_what_torch_counts(net, (last, -1), trained)
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_weights_that_are_detached_beside_a_step_hide_nothing(is_behind: bool) -> None:
+    """As a trainer does that saves a checkpoint before a step, or logs the weights' norms behind a backward pass."""
+
+    def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(5):
+            if not is_behind:
+                net.state_dict()
+            optimizer.zero_grad()
+            F.cross_entropy(net(images()[0]), images()[1]).backward()
+            if is_behind:
+                assert all(weight.detach().norm() >= 0 for weight in net.parameters())
+            optimizer.step()
+
+    assert_dense_is_what_torch_counts(convolutions, (3, -1), trained)
+
+
 def test_what_is_detached_in_a_frozen_prefix_is_not_guessed() -> None:
     net, record = Detached(), record_of()
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((3, -1)))

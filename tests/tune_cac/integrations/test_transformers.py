@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -325,6 +326,23 @@ def test_a_model_is_a_normal_one_after_ctrl_c(bert: str, tmp_path: Path) -> None
         one.train()
         assert (its.gradskip.iteration, len(its.gradskip.events)) == (steps, 1)
         assert len(its.gradskip.parameters) == sum(trained)
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_go_of_callbacks_of_before_a_reload(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook's autoreload does."""
+    monkeypatch.setattr(Trainer, "train", Trainer.train)
+    module = sys.modules[GradientSkipCallback.__module__]
+    monkeypatch.setattr(module, "GradientSkipCallback", GradientSkipCallback)
+    trainer = trainer_of(bert, tmp_path, Interrupted(), eval_strategy="no", save_strategy="no")
+    trainer.add_callback(callback := GradientSkipCallback(STOP))
+    importlib.reload(module)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(callback.gradskip.stopped) == 21
+    assert all(weight.requires_grad for weight in trainer.model.parameters())
 
 
 def test_what_an_earlier_training_has_stopped_is_named(bert: str, tmp_path: Path) -> None:

@@ -505,6 +505,8 @@ class ProcessRecord:
         wanting = [record for record in self.records if record.wants_size(size) or record.wants_look]
         if self._lead is None:
             self._lead = 0 if self._since is None else self._counted()
+            if self._since is not None and not self._lead:
+                self._begin_count()  # anew: weights may have been detached since the last step, as for a checkpoint
         if wanting and self._since is None and not any(record.is_led for record in self.records):
             if not self.flops.at_work:
                 self.flops.begin()

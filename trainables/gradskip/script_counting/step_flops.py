@@ -64,10 +64,11 @@ class StepFlops(TorchDispatchMode):
         #: Storages of what would need a gradient then: stopped weights, and what is computed from them alone. A weak
         #: reference keeps the address from being another's.
         self._would_need: dict[int, StorageWeakRef] = {}
+        self._doubtful: set[int] = set()  # of these, whatever shares memory with a detached tensor
 
     def begin_step(self, stopped: Sequence[Tensor]) -> None:
         """Count what the backward pass of the next step leaves out because of these weights."""
-        self.left_flops, self._would_need = 0.0, {}
+        self.left_flops, self._would_need, self._doubtful = 0.0, {}, set()
         self._of_step.clear()
         for weight in stopped:
             self._note(weight)
@@ -148,10 +149,12 @@ class StepFlops(TorchDispatchMode):
                 self._add_to_weight(args, flops)
         return out
 
-    def _note(self, value: Tensor) -> None:
+    def _note(self, value: Tensor, *, is_doubtful: bool = False) -> None:
         if _has_storage(value):
             storage = value.untyped_storage()
             self._would_need[storage._cdata] = StorageWeakRef(storage)
+            if is_doubtful:
+                self._doubtful.add(storage._cdata)
 
     def _follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float:
         """Note what is computed from stopped weights, and return what gradients an operation lacks for them.
@@ -165,13 +168,15 @@ class StepFlops(TorchDispatchMode):
         if not would:
             return 0.0
         needs = any(value.requires_grad for value in values)
-        if func is _DETACH and not needs:  # what follows shares its storage and would need none: nothing is known
+        # What is detached shares its storage and would need none.
+        is_doubtful = func is _DETACH or any(value.untyped_storage()._cdata in self._doubtful for value in would)
+        if is_doubtful and formula_of(func._overloadpacket) is not None:  # nothing is known
             self.left_flops, self._would_need = 0.0, {}
             return 0.0
         if not needs:
             for value in tree_leaves(out):
                 if _has_storage(value) and value.is_floating_point():
-                    self._note(value)
+                    self._note(value, is_doubtful=is_doubtful)
         if "dot_product" in str(func):
             return 0.0 if needs else _ATTENTION_BACKWARD
         return float(sum(value.dim() > 1 for value in would))
