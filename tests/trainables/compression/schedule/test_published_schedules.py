@@ -28,6 +28,7 @@ def fits(schedule: Schedule, facts: ModelFacts) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.skipif(CLONE is None, reason="DISTILLER names no clone of NervanaSystems/distiller")
 @pytest.mark.filterwarnings("ignore")
