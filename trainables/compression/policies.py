@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy, build_teacher
@@ -33,7 +34,7 @@ from trainables.compression.schedule.document import Findings, plain
 from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.reading import validated
 from trainables.compression.schedule.timing import Moment, Timing
-from trainables.compression.thinning import Kind, check_installed, thin
+from trainables.compression.thinning import Arguments, Kind, check_installed, thin
 from trainables.errors import UserError
 
 
@@ -241,15 +242,15 @@ class ThinningPolicy(Policy):
     def __init__(self, kind: Kind, *, round_to: int = 1) -> None:
         self.kind = kind
         self.round_to = round_to
-        self._inputs: tuple[Any, ...] | None = None
+        self._inputs: Arguments | None = None
         self._handle: RemovableHandle | None = None
 
     def look(self, training: Training) -> None:
-        def keep(model: nn.Module, arguments: tuple[Any, ...]) -> None:
+        def keep(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if model.training:
-                self._inputs = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
+                self._inputs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
 
-        self._handle = training.model.register_forward_pre_hook(keep)
+        self._handle = training.model.register_forward_pre_hook(keep, with_kwargs=True)
 
     def look_away(self) -> None:
         if self._handle is not None:
@@ -258,7 +259,8 @@ class ThinningPolicy(Policy):
     def minibatch_end(self, training: Training, moment: Moment) -> None:
         if moment.minibatch < moment.minibatches_per_epoch - 1 or self._inputs is None:
             return
-        found = thin(training.model, self._inputs, training.optimizer, kind=self.kind, round_to=self.round_to)
+        args, kwargs = self._inputs
+        found = thin(training.model, args, training.optimizer, kwargs=kwargs, kind=self.kind, round_to=self.round_to)
         if found.record:
             if not found.exact:
                 warnings.warn(

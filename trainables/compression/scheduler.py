@@ -25,6 +25,7 @@ from trainables.compression.policies import (
     QuantizationPolicy,
     RegularizationPolicy,
     Scheduled,
+    ThinningPolicy,
     Training,
     build_policies,
     model_facts,
@@ -51,7 +52,7 @@ class CompressionScheduler:
         model: the trained model.
         schedule: a result or an argument of `read_schedule` (a file's name, YAML, a mapping); None: policies are added
             with `add_policy`. In its place may be the optimizer.
-        optimizer: needed for learning rates, learned quantization and thinning, and by `batches`.
+        optimizer: needed for learning rates, quantization and thinning.
         seed: of all random numbers.
         compatible: accept what the original silently accepted, with a warning for each.
         make_model: builds another model of this architecture, for a teacher with the student's architecture.
@@ -113,10 +114,14 @@ class CompressionScheduler:
             loader: has a length.
             metrics: evaluates after the last batch, for learning rates that depend on it (`on_epoch_end`).
 
-        UserError: there is no optimizer, or the loader's length is not that of its batches.
+        UserError: an optimizer is needed and there is none, or the loader's length is not that of its batches.
         """
-        if self.training.optimizer is None:
-            raise UserError("batches needs the optimizer: CompressionScheduler(model, schedule, optimizer)")
+        changing = any(isinstance(scheduled.policy, QuantizationPolicy | ThinningPolicy) for scheduled in self.policies)
+        if changing and self.training.optimizer is None:
+            raise UserError(
+                "batches needs the optimizer, whose parameters quantizers and extensions change: "
+                "CompressionScheduler(model, schedule, optimizer)"
+            )
         if self._place is not None:
             raise UserError("batches of one scheduler must not be nested: end the other loop first")
         if not hasattr(loader, "__len__"):

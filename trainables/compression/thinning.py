@@ -26,6 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from trainables.compression.model_copies import as_built, bare_copy, evaluating
 from trainables.errors import UserError
@@ -34,6 +35,8 @@ from trainables.workloads.batch_structure import tensors_in
 
 NORMS = (_BatchNorm, _InstanceNorm)
 
+#: Arguments of a forward pass, by position and by name.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Kind = Literal["filters", "channels", "structures"]
 #: Cuts of a model in plain types: [[module, side, [indices]], ...], in the order of the cuts; indices are those at the
 #: time of the cut.
@@ -398,6 +401,7 @@ def thin(
     example_inputs: Sequence[Any],
     optimizer: Optimizer | None = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     kind: Kind = "structures",
     round_to: int = 1,
 ) -> Thinned:
@@ -411,13 +415,14 @@ def thin(
         model: the model, whose pruned weights are zero.
         example_inputs: the model's positional arguments. Only the first samples are used.
         optimizer: of the model.
+        kwargs: its arguments by name.
         kind: ``filters`` removes zero filters with the weights that read them; ``channels`` removes zero input channels
             with the filters that produced them; ``structures`` does both.
         round_to: widths stay multiples of this, >= 1.
 
     UserError: torch_pruning is not installed or cannot trace the model.
     """
-    trial = _Trial(model, _first_samples(tuple(example_inputs)))
+    trial = _Trial(model, _first_samples((tuple(example_inputs), dict(kwargs or {}))))
     record: Record = []
     with evaluating(trial.model):
         while cuts := trial.cut(kind, round_to):  # a cut can make more filters zero
@@ -431,9 +436,9 @@ def thin(
 class _Trial:
     """Copy of the model that is thinned until nothing more can be removed."""
 
-    def __init__(self, model: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self.model = bare_copy(model).requires_grad_(True).double()
-        self.arguments = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments)
+        self.arguments = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, arguments)
         dtype = torch.float64
         with evaluating(self.model):
             try:
@@ -449,7 +454,8 @@ class _Trial:
         """Largest output difference that is attributed to rounding."""
 
     def _outputs(self, model: nn.Module) -> list[Tensor]:
-        return [t for t in tensors_in(model(*self.arguments)) if t.is_floating_point()]
+        args, kwargs = self.arguments
+        return [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
 
     def _excluded(self) -> set[str]:
         """Return the modules that cannot be cut: called more than once, with groups, a shared or a computed weight."""
@@ -512,12 +518,13 @@ class _Trial:
         return record, tried if same and _largest_difference(before, after) <= self.tolerance else None
 
 
-def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _first_samples(arguments: Arguments) -> Arguments:
     """Return the arguments for the first samples only; unchanged unless all tensors have the same number of rows."""
-    rows = {len(a) if a.dim() else 0 for a in arguments if isinstance(a, Tensor)}
+    rows = {len(t) if t.dim() else 0 for t in tensors_in(arguments)}
     if len(rows) != 1 or rows == {0}:
         return arguments
-    return tuple(a[:_SAMPLES] if isinstance(a, Tensor) else a for a in arguments)
+    first: Arguments = tree_map_only(Tensor, lambda t: t[:_SAMPLES], arguments)
+    return first
 
 
 def _largest_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

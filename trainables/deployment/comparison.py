@@ -51,7 +51,10 @@ def call_of(model: nn.Module, pass_through: Callable[[], object]) -> Call:
         return found[0]
     finally:
         handle.remove()
-    raise UserError("the workload evaluates without a call of its model, so that nothing can be exported")
+    raise UserError(
+        "the workload's evaluation must call its model to be exported, as one of two networks does not: give the part "
+        "that you need to tune_cac.export_model(part, (inputs,), 'model.onnx')"
+    )
 
 
 class Compared(NamedTuple):

@@ -92,8 +92,14 @@ def export_model(
             forward pass torch cannot export, or that takes one batch size alone.
     """
     file = Path(file)
-    to = to or next((name for name, ending in FORMATS.items() if ending == file.suffix), file.suffix)
+    to = to or next((name for name, ending in FORMATS.items() if ending == file.suffix), "")
+    if not to:
+        raise UserError(
+            f"the file must end in {' or '.join(FORMATS.values())}, or to= must name the format, got {file}"
+        )
     check_output(file, to)
+    if isinstance(args, Mapping):
+        raise UserError("args must be a tuple of inputs: inputs by name are kwargs")
     while hasattr(model, "_orig_mod") or isinstance(model, nn.DataParallel | DistributedDataParallel):
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
     name = type(model).__name__

@@ -2,13 +2,15 @@
 
 Its kernels for int8 want a convolution or product between a DequantizeLinear of its input, one of its weight, one of an
 int32 bias, and the QuantizeLinear of its result. Trained models have a batch norm and a rectifier in between. What it
-multiplies as floats nevertheless must be floats when it loads the file, and stay so.
+multiplies as floats nevertheless must be floats when it loads the file, and stay so. Its kernels for convolutions round
+their results, those for products need not.
 
 Symbols: w = (q - z) s, per output channel c; a batch norm multiplies by f_c = gamma_c / sqrt(var_c + eps).
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 #: Operators of onnxruntime that multiply integers, each with the place of the weight among its inputs.
 INTEGER_PRODUCTS = {"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1,
                     "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "MatMulNBits": 1}  # fmt: skip
+#: Channels, of input and output, from which on a convolution is faster as a product of integers than in floats, though
+#: its input is copied for each position of the kernel.
+WIDE = 64
+#: The end of a dimension, as ONNX's Slice writes it.
+END = np.iinfo(np.int64).max
 #: Operators whose results are some of their first input's values, across which rounding and rectifiers can be moved.
 ORDERLY = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 
@@ -39,6 +46,7 @@ def fit_integer_kernels(model: ir.Model) -> None:
             _fold_norm(graph, node, weight)
             _rectify_integers(graph, node)
             _quantize_bias(graph, node)
+            _multiply_columns(graph, node)
     RemoveUnusedNodesPass()(model)
 
 
@@ -133,16 +141,11 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
 
     So that this is little, weights of few levels are spread over all of int8 first: w = (k (q - z)) (s / k).
     """
-    value = node.inputs[0]
-    while value is not None and (before := value.producer()) is not None and before.op_type in ORDERLY:
-        value = before.inputs[0]
-    source = _producer(value, "DequantizeLinear")
+    source = _source(node)
     weight = _producer(node.inputs[1], "DequantizeLinear")
     bias = _array(node.inputs[2]) if len(node.inputs) > 2 else None
     input_scale = None if source is None else _array(source.inputs[1])
-    after = _reader(node)
-    is_executed = node.op_type == "Gemm" or (after is not None and after.op_type == "QuantizeLinear")
-    if bias is None or input_scale is None or weight is None or not is_executed:
+    if bias is None or input_scale is None or weight is None or (node.op_type == "Conv" and not _is_rounded(node)):
         return
     q, scale, zero = _integers(weight)
     apart = q - _along(zero, q)
@@ -154,6 +157,49 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node) -> None:
     limits = np.iinfo(np.int32)
     q = np.clip(np.round(bias / step.astype(np.float64)), limits.min, limits.max).astype(np.int32)
     _put(node, 2, _dequantized(graph, node, "bias", (q, step, np.zeros(step.shape, np.int32))))
+
+
+def _multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
+    """Write a wide convolution whose result is not rounded as a product of integers.
+
+    A row of the product has the input's integers under the kernel at one place: slices of the input, side by side.
+    """
+    source, weight = _source(node), _producer(node.inputs[1], "DequantizeLinear")
+    if node.op_type != "Conv" or source is None or weight is None or _is_rounded(node):
+        return
+    (q, scale, zero), (step, point) = _integers(weight), source.inputs[1:]
+    kernel, axes = q.shape[2:], range(1, q.ndim - 1)
+    if (
+        min(q.shape[:2]) < WIDE
+        or _setting(node, "group", 1) != 1
+        or _setting(node, "auto_pad", "NOTSET") != "NOTSET"
+        or node.outputs[0].is_graph_output()
+    ):
+        return
+
+    def put(kind: str, *inputs: Any, **settings: Any) -> Any:
+        values = [one if isinstance(one, ir.Value) else _constant(graph, node, f"{kind}_{next(numbers)}", one)
+                  for one in inputs]  # fmt: skip
+        new = ir.node(kind, values, settings, name=node.name if kind == "MatMul" else None)
+        graph.insert_before(node, new)
+        return new.outputs[0]
+
+    numbers, ones = itertools.count(), [1] * len(kernel)
+    x = put("Transpose", put("QuantizeLinear", node.inputs[0], step, point), perm=[0, *range(2, q.ndim), 1])
+    if any(pads := _setting(node, "pads", [0])):
+        x = put("Pad", x, np.array([0, *pads[: len(kernel)], 0, 0, *pads[len(kernel) :], 0]), point)
+    apart, strides = _setting(node, "dilations", ones), np.array(_setting(node, "strides", ones))
+    reach = np.multiply(np.array(kernel) - 1, apart)
+    if any(reach) or any(strides > 1):
+        begins = [np.multiply(place, apart) for place in np.ndindex(*kernel)]
+        slices = [put("Slice", x, begin, np.where(begin < reach, begin - reach, END), np.array(axes), strides)
+                  for begin in begins]  # fmt: skip
+        x = put("Concat", *slices, axis=q.ndim - 1)
+    parts = np.moveaxis(q, (0, 1), (-1, -2)).reshape(-1, len(q)).astype(np.int8), scale, zero.astype(np.int8)
+    y = put("MatMul", put("DequantizeLinear", x, step, point), _dequantized(graph, node, "columns", parts, axis=1))
+    if len(node.inputs) > 2:
+        y = put("Add", y, node.inputs[2])
+    _leave_out(graph, node, put("Transpose", y, perm=[0, q.ndim - 1, *axes]))
 
 
 def _rectify_integers(graph: ir.Graph, node: ir.Node) -> None:
@@ -204,8 +250,22 @@ def _reader(node: ir.Node) -> ir.Node | None:
     return user
 
 
-def _setting(node: ir.Node, name: str, default: float | None = None) -> Any:
-    """Return a number of a node; by default that of Gemm: transB 0, alpha and beta 1."""
+def _source(node: ir.Node) -> ir.Node | None:
+    """Return the DequantizeLinear that a layer's input comes from, as it is or behind such operators."""
+    value = node.inputs[0]
+    while value is not None and (before := value.producer()) is not None and before.op_type in ORDERLY:
+        value = before.inputs[0]
+    return _producer(value, "DequantizeLinear")
+
+
+def _is_rounded(node: ir.Node) -> bool:
+    """Return whether a layer's result is used as integers alone."""
+    after = _reader(node)
+    return after is not None and after.op_type == "QuantizeLinear"
+
+
+def _setting(node: ir.Node, name: str, default: Any = None) -> Any:
+    """Return an attribute of a node; by default that of Gemm: transB 0, alpha and beta 1."""
     if name in node.attributes:
         return node.attributes[name].value
     return (name != "transB") if default is None else default
@@ -235,10 +295,10 @@ def _constant(graph: ir.Graph, node: ir.Node, name: str, array: Any) -> ir.Value
     return value
 
 
-def _dequantized(graph: ir.Graph, node: ir.Node, name: str, parts: tuple[Any, Any, Any]) -> ir.Value:
+def _dequantized(graph: ir.Graph, node: ir.Node, name: str, parts: tuple[Any, Any, Any], axis: int = 0) -> ir.Value:
     """Insert a DequantizeLinear of constants q, s, z before a node."""
     inputs = [_constant(graph, node, f"{name}_{part}", array) for part, array in zip("qsz", parts, strict=True)]
-    new = ir.node("DequantizeLinear", inputs, {"axis": 0} if parts[1].ndim else {})
+    new = ir.node("DequantizeLinear", inputs, {"axis": axis} if parts[1].ndim else {})
     graph.insert_before(node, new)
     return new.outputs[0]
 

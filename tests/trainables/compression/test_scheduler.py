@@ -190,9 +190,14 @@ def scheduler_of(schedule: dict[str, Any], model: nn.Module | None = None, **mor
     return CompressionScheduler(model, schedule, torch.optim.SGD(model.parameters(), lr=0.5), **more)
 
 
-def test_a_short_loop_needs_an_optimizer_and_its_batches() -> None:
-    scheduler = CompressionScheduler(small())
-    with pytest.raises(UserError, match="batches needs the optimizer"):
+def test_a_short_loop_needs_its_batches_and_an_optimizer_where_parameters_change() -> None:
+    quantized = {
+        "version": 1,
+        "quantizers": {"q": {"class": "PACTQuantizer", "bits_weights": 4}},
+        "policies": [{"quantizer": {"instance_name": "q"}, "epochs": [0]}],
+    }
+    scheduler = CompressionScheduler(small(), quantized)
+    with pytest.raises(UserError, match="batches needs the optimizer, whose parameters quantizers and extensions"):
         next(scheduler.batches(0, [1]))
     with pytest.raises(UserError, match="loss belongs to a batch"):
         scheduler.loss(torch.zeros(()))
@@ -203,6 +208,21 @@ DOUBLED = {
     "pruners": {"half": {"class": "SparsityLevelParameterPruner", "levels": {"0.weight": 0.5}}},
     "policies": [{"pruner": {"instance_name": "half", "args": {"use_double_copies": True}}, "epochs": [0, 1]}],
 }
+
+
+def test_a_short_loop_finds_steps_of_an_optimizer_that_it_was_not_given() -> None:
+    found = []
+    for given in (False, True):
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scheduler = CompressionScheduler(model, DOUBLED, optimizer if given else None)
+        for _ in scheduler.batches(0, range(3)):
+            optimizer.zero_grad()
+            scheduler.loss(model(torch.ones(2, 2, 1, 1)).square().sum()).backward()
+            optimizer.step()
+        scheduler.masks.restore()
+        found.append(model.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
 @pytest.mark.parametrize("short", [False, True])

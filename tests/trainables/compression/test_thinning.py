@@ -12,10 +12,12 @@ import pytest
 import torch
 from thinned_models import filled, images, stack, thinned_alike, widths, with_norms, zero_filters
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 from torch.optim import SGD, AdamW
 
 from trainables.compression.measures import layer_macs
+from trainables.compression.scheduler import CompressionScheduler
 from trainables.compression.thinning import crop, thin, thin_again
 from trainables.errors import UserError
 from trainables.workloads.models import build_model
@@ -383,3 +385,36 @@ def test_heads_and_widths_of_a_transformer_go(architecture: str) -> None:
     # Query, key and value; the output of three heads; the MLP.
     assert shapes[:6] == [(24, 32), (24, 32), (24, 32), (32, 24), (22, 32), (32, 22)]
     assert shapes[6:12] == shapes[:6]
+
+
+@pytest.mark.filterwarnings("ignore:thinning changed what the model computes")  # the removed filters' biases
+def test_a_model_called_by_name_loses_its_filters_in_a_schedule() -> None:
+    """As models of transformers are, which return their loss with the scores."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = stack()
+
+        def forward(self, *, pixels: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            scores = self.body(pixels)
+            return {"scores": scores} if labels is None else {"loss": cross_entropy(scores, labels), "scores": scores}
+
+    model = Named()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = {
+        "version": 1,
+        "pruners": {"half": {"class": "L1RankedStructureParameterPruner", "group_type": "Filters",
+                             "desired_sparsity": 0.5, "weights": ["body.0.weight"]}},
+        "extensions": {"thin": {"class": "FilterRemover"}},
+        "policies": [{"pruner": {"instance_name": "half"}, "epochs": [0]},
+                     {"extension": {"instance_name": "thin"}, "epochs": [0]}],
+    }  # fmt: skip
+    scheduler = CompressionScheduler(model, schedule, optimizer)
+    x, y = images(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+    for epoch in range(2):
+        for _ in scheduler.batches(epoch, [0]):
+            optimizer.zero_grad()
+            scheduler.loss(model(pixels=x, labels=y)["loss"]).backward()
+            optimizer.step()
+    assert widths(model.body)["0"] == (4, 3, 1)

@@ -91,7 +91,9 @@ def test_a_call_is_caught_before_the_model_runs() -> None:
     assert torch.equal(again.kwargs["mask"], torch.tensor([1, 0, 1, 0, 1]))
     assert again.args[0].shape == (5, 3)
     assert again.kwargs["flag"] is True
-    with pytest.raises(UserError, match="without a call of its model"):
+    with pytest.raises(
+        UserError, match=r"evaluation must call its model .* give the part .* to tune_cac\.export_model"
+    ):
         call_of(model, lambda: None)
 
 

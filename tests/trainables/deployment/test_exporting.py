@@ -82,8 +82,8 @@ def test_the_name_says_the_format_and_tune_cac_has_the_function(tmp_path: Path) 
     assert net.training
     x = torch.randn(5, 3)
     assert torch.equal(Deployed(exported, net)(x), net.eval()(x))
-    with pytest.raises(UserError, match=r"unknown format .\.pth.: Valid: onnx, torch"):
-        export_model(net, (x,), tmp_path / "net.pth")
+    with pytest.raises(UserError, match=r"unknown format 'onx': did you mean 'onnx'"):
+        export_model(net, (x,), tmp_path / "net.pt2", to="onx")
 
 
 def test_a_forward_pass_that_looks_at_values_is_refused(tmp_path: Path) -> None:
@@ -186,6 +186,9 @@ def test_a_module_that_keeps_an_output_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "args", "message"),
     [
+        ("m.pth", (torch.randn(2, 3),), r"must end in \.onnx or \.pt2, or to= must name the format, got .*m\.pth"),
+        (".", (torch.randn(2, 3),), r"must end in \.onnx or \.pt2, .*got "),
+        ("m.pt2", {"input": torch.randn(2, 3)}, "inputs by name are kwargs"),
         ("absent/m.pt2", (torch.randn(2, 3),), "must be a file in a folder that can be written"),
         ("m.pt2", (torch.randn(0, 3),), "must have at least one sample"),
         ("m.pt2", (1, 2, 3), r"cannot export the forward pass of Linear \(TypeError: too many positional"),

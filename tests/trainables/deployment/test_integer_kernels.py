@@ -52,6 +52,33 @@ class Residual(nn.Module):
         return scores
 
 
+class Added(nn.Module):
+    """Wide convolutions of every form whose results are added before they are rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.start = nn.Conv2d(3, 64, 3, padding=1), nn.ReLU()
+        self.kinds = nn.ModuleList([
+            nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, (3, 2), padding="same"),
+            nn.Conv2d(64, 64, 1, bias=False), nn.Conv2d(64, 64, 3, padding=2, dilation=2),
+            nn.Conv2d(64, 64, 3, padding=1, groups=2),
+        ])  # fmt: skip
+        self.norm, self.relu = nn.BatchNorm2d(64), nn.ReLU()
+        self.pool, self.down, self.short = nn.MaxPool2d(2, 1), nn.Conv2d(64, 64, 3, 2, 1), nn.Conv2d(64, 64, 1, 2)
+        self.again, self.line, self.narrow = nn.ReLU(), nn.Conv1d(64, 64, 2, padding=1), nn.Conv1d(64, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(self.stem(x))
+        first, *others = self.kinds
+        x = self.norm(first(x)) + x
+        for kind in others:
+            x = x + kind(self.relu(x))
+        x = self.pool(self.relu(x))
+        x = self.again(self.down(x) + self.short(x)).flatten(2)
+        scores: Tensor = self.line(x).mean(2) + self.narrow(x).repeat(1, 4, 1).mean(2)
+        return scores
+
+
 class Pooled(nn.Module):
     """Layers with pooling or another shape between them and what rounds their results or inputs."""
 
@@ -173,6 +200,19 @@ def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
     stored = [tensor for tensor in graph.initializer if len(tensor.raw_data) >= min(weights)]
     assert sum(len(tensor.raw_data) for tensor in stored) == sum(weights)
     assert not dequantized_at_every_call(exported.file)
+
+
+@pytest.mark.parametrize("mode", ["SYMMETRIC", "ASYMMETRIC_UNSIGNED"])
+def test_wide_layers_multiply_integers_also_where_results_are_added_before_rounding(mode: str, tmp_path: Path) -> None:
+    """Their results are not rounded, so that nothing is lost; layers with groups, and narrow ones, multiply floats."""
+    net = trained(TRAINING, Added, **EIGHT, mode=mode)
+    x = torch.randn(64, 3, 8, 8)
+    exported = export_model(net, (x[:4],), tmp_path / "net.onnx")
+    assert executed_products(exported.file) == (8, 2)
+    assert not dequantized_at_every_call(exported.file)
+    with torch.no_grad():
+        for as_written in (True, False):
+            assert relative_difference(net(x), Deployed(exported, net, as_written=as_written)(x)) < 0.01
 
 
 def test_transposed_convolutions_are_as_fast_where_onnxruntime_has_quantized_all(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -433,7 +435,8 @@ def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
 def quantize_input(layer: nn.Module, quantization: Quantization) -> None:
     """Quantize the first argument of a layer or model, where it is a floating-point tensor."""
     layer.add_module(INPUT, quantization.train(layer.training))
-    layer.register_forward_pre_hook(_input_quantized, with_kwargs=True)
+    name = next(iter(signature(layer.forward).parameters), "")
+    layer.register_forward_pre_hook(partial(_input_quantized, name), with_kwargs=True)
 
 
 def _output_quantized(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -441,11 +444,13 @@ def _output_quantized(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
     return quantized
 
 
-def _input_quantized(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _input_quantized(
+    name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     quantization: Any = layer._modules[INPUT]
-    first = args[0] if args else kwargs.get("input")
+    first = args[0] if args else kwargs.get(name)
     if not (isinstance(first, Tensor) and first.is_floating_point()):
         return args, kwargs
     if args:
         return (quantization(first), *args[1:]), kwargs
-    return args, {**kwargs, "input": quantization(first)}
+    return args, {**kwargs, name: quantization(first)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_linear_training_quantizes_the_models_input(changes: dict[str, Any], lev
     step = (x.max() - x.min()) / (levels - 1)
     torch.testing.assert_close(seen[0], torch.round(x / step) * step, rtol=0, atol=1e-5)
     assert seen[0].unique().numel() <= levels
+
+
+def test_an_input_by_name_is_quantized_too() -> None:
+    """As models of transformers are called."""
+    model, _, _ = prepared("QuantAwareTrainRangeLinearQuantizer")
+    x = batches()[0][0]
+    by_place = model(x)
+    again, _, _ = prepared("QuantAwareTrainRangeLinearQuantizer")
+    assert torch.equal(again(**{next(iter(inspect.signature(again.forward).parameters)): x}), by_place)
 
 
 class Concat(nn.Module):
