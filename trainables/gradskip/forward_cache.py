@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
@@ -332,6 +334,7 @@ class ForwardCache:
         self._compiled: list[nn.Module] | None = None  # wrappers of the model; None: not looked for
         self._running: _Pass | None = None
         self._ends_behind_prefix = False  # passes raise _Ended with the prefix's output, as soon as it is computed
+        self._is_mode_told = False
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
         self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
         self._state: tuple[tuple[int, int], ...] = ()
@@ -510,6 +513,8 @@ class ForwardCache:
         file, rows = self.files.get(kind), len(keys)
         held = 0 if file is None else sum(key in file for key in keys)
         if is_training:
+            if not self._shapes:
+                self._tell_mode(cut)
             self.hits += held
             self.misses += rows - held
         is_alike = self._rounds_alike.setdefault(kind, {rows: True}).get(rows, False)
@@ -530,6 +535,22 @@ class ForwardCache:
                 self.switch_off(f"the model reads more of what was computed before {cut.names[-1]!r} than its output")
                 return None
         return now
+
+    def _tell_mode(self, cut: Cut) -> None:
+        """Warn once where norms or dropout of the prefix go on in training mode without a cache."""
+        parts = [part for module in cut.modules for part in module.modules() if part.training]
+        moves = any(
+            (isinstance(part, _NormBase) and part.track_running_stats) or (isinstance(part, _DropoutNd) and part.p > 0)
+            for part in parts
+            if not is_evaluated(part)
+        )
+        if moves and not self._is_mode_told and self._placeholder is None:
+            self._is_mode_told = True
+            warnings.warn(
+                "forward cache: norms and dropout of the prefix, in training mode without a cache, are in evaluation "
+                "mode: CAC_PREFIX_MODE=eval, or module.eval() in each epoch, makes both alike",
+                stacklevel=2,
+            )
 
     def _tell(self) -> None:
         if not self._is_told and self._placeholder is None:

@@ -380,7 +380,7 @@ class EvalMode:
 def is_evaluated(module: nn.Module) -> bool:
     """Return whether a prefix keeps the module in evaluation mode."""
     calls = (call for _, call in module._forward_pre_hooks.items())  # the values lack ours
-    return any(isinstance(call, PrefixHook) and isinstance(call._act, EvalMode) for call in calls)
+    return any(isinstance(call, PrefixHook) and isinstance(call._act, (EvalMode, HeldNorm)) for call in calls)
 
 
 @dataclass(frozen=True, kw_only=True)
