@@ -86,6 +86,8 @@ def make(how: str = "shuffled") -> dict[str, Any]:
         train = [*DataLoader(data(), batch_size=16)]
     elif how == "doubled":
         train = DataLoader(data(), batch_size=8, collate_fn=lambda items: default_collate(items + items))
+    elif how == "padded":
+        train = DataLoader(data(), batch_size=16, collate_fn=_padded)
     elif how in ("noisy", "noisy later"):
         train = DataLoader(Noisy(data(), 0 if how == "noisy" else 100), batch_size=16, shuffle=True)
     elif how.startswith("augmented"):
@@ -96,6 +98,12 @@ def make(how: str = "shuffled") -> dict[str, Any]:
     model = _trained if how == "trained" else Network
     parts = {"model": model, "train": train, "validation": DataLoader(data(), batch_size=COUNT), "epochs": 4}
     return {**more, **parts}
+
+
+def _padded(items: list[Any]) -> Any:
+    """Return a batch whose rows depend on what is in it."""
+    images, labels = default_collate(items)
+    return F.pad(images, (0, len(items))), labels
 
 
 def _trained() -> Network:

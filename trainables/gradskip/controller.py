@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import ModelTrace
-from trainables.gradskip.forward_cache import ForwardCache
+from trainables.gradskip.forward_cache import CachedBatches, ForwardCache
 from trainables.gradskip.layers import wrappers
 from trainables.gradskip.nothing_stops import never_fires, weight_decays
 from trainables.gradskip.replay import StopEvent, columns
@@ -196,8 +196,8 @@ class GradientSkip(SkippingStep):
         if reason is not None:
             self.advice.say("never", reason=reason)
 
-    def cache(self, batches: Iterable[Any], *, budget_bytes: int | None = None) -> Iterator[Any]:
-        """Return an iterator over batches, in a loop over which the model reads outputs of a stopped prefix.
+    def cache(self, batches: Iterable[Any], *, budget_bytes: int | None = None) -> CachedBatches:
+        """Return the batches, in a loop over which the model reads outputs of a stopped prefix.
 
         See `ForwardCache`; one of them serves all loops, over training and evaluation data.
 

@@ -257,6 +257,19 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+class CachedBatches:
+    """Batches of an epoch with the length of what they are from, if it has one; the cache is running in a loop."""
+
+    def __init__(self, cache: ForwardCache, batches: Iterable[Any]) -> None:
+        self._cache, self._batches = cache, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._cache.epoch(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # TypeError, as of the batches themselves
+
+
 # --- Forward cache ----------------------------------------------------------------------------------------------------
 # A prefix consists of what runs before a cut (`prefix_cuts`), and none of its parameters needs a gradient. Its outputs
 # depend on the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode
@@ -335,6 +348,8 @@ class ForwardCache:
         self._running: _Pass | None = None
         self._ends_behind_prefix = False  # passes raise _Ended with the prefix's output, as soon as it is computed
         self._is_mode_told = False
+        self._blocks = 0  # those of `running` that have begun and not ended
+        self._replaced_calls: list[tuple[nn.Module, str, Any]] = []  # what runs the model, with its own methods
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
         self._checked: set[int] = set()  # places of cuts with which a copy of the model returned what it did without
         self._state: tuple[tuple[int, int], ...] = ()
@@ -435,13 +450,16 @@ class ForwardCache:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside the block, forward passes of the model read rows that are kept, and keep the others."""
-        self.last, before = None, [(entry, name, vars(entry).get(name)) for entry, name in self._entries()]
-        for entry, name, _ in before:
-            setattr(entry, name, _Forward(self, getattr(entry, name)))
+        self.last, self._blocks = None, self._blocks + 1
+        if self._blocks == 1:  # others may begin in it, and end after it
+            self._replaced_calls = [(entry, name, vars(entry).get(name)) for entry, name in self._entries()]
+            for entry, name, _ in self._replaced_calls:
+                setattr(entry, name, _Forward(self, getattr(entry, name)))
         try:
             yield
         finally:
-            for entry, name, own in before:
+            self._blocks -= 1
+            for entry, name, own in self._replaced_calls if self._blocks == 0 else ():
                 delattr(entry, name)
                 if own is not None:
                     setattr(entry, name, own)
@@ -456,7 +474,11 @@ class ForwardCache:
             self._compiled = [module for module in modules if unwrap(module) is self.model]
         return [(entry, "forward") for entry in self._compiled or [self.model]]
 
-    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def over(self, batches: Iterable[Any]) -> CachedBatches:
+        """Return an epoch's batches, during whose loop the cache is `running`."""
+        return CachedBatches(self, batches)
+
+    def epoch(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield an epoch's batches, `running` meanwhile; switch off if its inputs were not those of the one before."""
         known = [file for kind, file in self.files.items() if kind.is_training]
         hits, misses = self.hits, self.misses
@@ -496,10 +518,8 @@ class ForwardCache:
         if not self.enabled or is_training != torch.is_grad_enabled():
             return None
         if not self.cuts:
-            if not is_training:
-                return None
             try:
-                self._take_cuts(self._recorded(args, kwargs))
+                self._take_cuts(self._recorded(args, kwargs, is_training=True))
             except UserError as error:
                 self.switch_off(str(error).removeprefix("forward cache: "))
                 return None
@@ -610,8 +630,8 @@ class ForwardCache:
                 first = replace(now, keys=now.keys[:size])
                 self._keep(first, ended.outputs[: len(first.keys)], is_of_copy=True)
 
-    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Cut]:
-        """Return the cuts of a pass of the first rows, in the model's mode, of which all that is left may be read."""
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool) -> list[Cut]:
+        """Return the cuts of a pass of the first rows, in this mode, of which all that is left may be read."""
         few = _rows_of((args, kwargs))
 
         def forward(model: nn.Module) -> list[Any]:
@@ -623,7 +643,7 @@ class ForwardCache:
             return [result, *(value for name, value in own if name not in ("_parameters", "_buffers"))]
 
         with torch.inference_mode(False):
-            return recorded_cuts(self.model, forward, is_training=self.model.training)
+            return recorded_cuts(self.model, forward, is_training=is_training)
 
     def _is_cut_in_evaluation(self, cut: Cut, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether an evaluation reads nothing behind the cut that was computed before it, either."""
@@ -631,7 +651,7 @@ class ForwardCache:
         if key not in self._cut_in_evaluation:
             reason = "later parts of the model use what was computed before the cut, too"
             try:
-                is_cut = any(one.modules == cut.modules for one in self._recorded(args, kwargs))
+                is_cut = any(one.modules == cut.modules for one in self._recorded(args, kwargs, is_training=False))
             except UserError as error:
                 is_cut, reason = False, str(error).removeprefix("forward cache: ")
             self._cut_in_evaluation[key] = is_cut

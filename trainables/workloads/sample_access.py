@@ -174,7 +174,7 @@ _COMPARED = 8
 
 
 def check_repeats(loader: DataLoader[Any]) -> None:
-    """Raise UserError if a sample has other values when it is drawn again, of those compared.
+    """Raise UserError if a sample has other values when it is drawn again, or beside others, of those compared.
 
     Also for a loader of a stream, without batches of samples, or that makes them in another way, and where a batch of
     one sample has not one row.
@@ -183,7 +183,9 @@ def check_repeats(loader: DataLoader[Any]) -> None:
     if loader.batch_sampler is None or type(loader).__iter__ is not DataLoader.__iter__:
         raise UserError("a DataLoader must make batches of samples by torch's own __iter__, with batch_size")
     samples = DatasetSamples(loader.dataset, loader.collate_fn or default_collate)
-    for number in torch.linspace(0, samples.count - 1, min(_COMPARED, samples.count)).long():
+    numbers = torch.linspace(0, samples.count - 1, min(_COMPARED, samples.count)).long()
+    beside = samples.batch(numbers, torch.Generator().manual_seed(0))
+    for row, number in enumerate(numbers):
         first, again = (samples.batch(number[None], torch.Generator().manual_seed(seed)) for seed in (0, 1))
         if len(first[0]) != 1:
             raise UserError(f"collate_fn must make a row of each sample, got {len(first[0])} of sample {int(number)}")
@@ -192,6 +194,11 @@ def check_repeats(loader: DataLoader[Any]) -> None:
                 f"sample {int(number)} had other values when it was drawn again: leave augmentation out, or return "
                 "views=4, with which epoch e trains on version e mod 4 of each sample, drawn by the generators of "
                 "torch, numpy and random"
+            )
+        if not all(torch.equal(a, b[row : row + 1]) for a, b in zip(first, beside, strict=True)):
+            raise UserError(
+                f"sample {int(number)} had other values beside others, as where each batch is padded to its longest: "
+                "collate_fn must pad all to one length, and mix none"
             )
 
 

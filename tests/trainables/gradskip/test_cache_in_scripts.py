@@ -284,6 +284,35 @@ def test_a_prefix_that_is_in_training_mode_without_a_cache_is_named() -> None:
         train_cached(net, optimizer, [torch.randn(4, 8) for _ in range(3)], epochs=2)
 
 
+def test_loops_may_end_in_any_order_and_have_lengths() -> None:
+    net = layers(8, 8, 8, 2)
+    forward = net.forward
+    optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
+    few, many = (optimizer.gradskip.cache([torch.randn(4, 8) for _ in range(count)]) for count in (2, 3))
+    assert [len(few), len(many)] == [2, 3]
+    others = iter(many)
+    for x in few:
+        assert torch.equal(net(x), forward(x))
+        assert torch.equal(net(read := next(others)), forward(read))
+    assert net(next(others)).shape == (4, 2)
+    assert next(others, None) is None
+    assert "forward" not in vars(net)
+
+
+def test_evaluation_alone_is_kept() -> None:
+    net = layers(8, 8, 8, 2)
+    optimizer = cac.gradskip.SGD(net.parameters(), lr=1e-5, model=net, settings=FROZEN)
+    plain, batches = copy.deepcopy(net).eval(), [torch.randn(20, 8) for _ in range(3)]
+    for _ in range(3):
+        net.train()(batches[0]).sum().backward()
+        optimizer.step()
+        plain.load_state_dict(net.state_dict())
+        with torch.no_grad():
+            for x in optimizer.gradskip.cache(batches):
+                assert torch.equal(net.eval()(x), plain(x))
+    assert optimizer.gradskip._cache.rows(False) == 60
+
+
 def test_it_needs_the_model() -> None:
     model = Network()
     optimizer = cac.gradskip.SGD(model.parameters(), lr=0.1, weight_decay=1e-3)

@@ -109,6 +109,7 @@ def test_a_resumed_run_trains_the_same_weights(tmp_path: Path) -> None:
     [
         ("noisy", "whose inputs do not repeat: sample 0 had other values when it was drawn again: .*"),
         ("doubled", "whose inputs do not repeat: collate_fn must make a row of each sample, got 2 of sample 0"),
+        ("padded", "whose inputs do not repeat: sample 0 had other values beside others, as where each batch is pad.*"),
         ("stream", "whose train is a _Stream: give a DataLoader, or a list of batches"),
     ],
 )
