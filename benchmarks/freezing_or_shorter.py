@@ -344,14 +344,15 @@ def table_of(rows: pd.DataFrame) -> pd.DataFrame:
 def draw(table: pd.DataFrame, name: str, file: Path) -> None:
     """Draw accuracy against executed compute, a line a method."""
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    values = table["accuracy"]
+    lowest = values[table["method"] == "shorter"].min() - 10  # a linear probe may be far below
     for number, method in enumerate(METHODS):
         found = table[table["method"].isin([method, "dense"][: 1 + (method == "shorter")])].sort_values("executed")
-        if found.empty:
+        if found.empty or found["accuracy"].max() < lowest:
             continue
         how = {"color": pyplot.cm.tab20(number), "linewidth": 3 if method == "shorter" else 1}
         axes.plot(found["executed"], found["accuracy"], marker="osx"[number % 3], label=method, **how)
-    pyplot.rcParams["svg.fonttype"], values = "none", table["accuracy"]
-    lowest = values[table["method"] == "shorter"].min() - 10  # a linear probe may be far below
+    pyplot.rcParams["svg.fonttype"] = "none"
     limits = (values[values > lowest].min() - 1, values.max() + 1)
     axes.set(xlabel="compute executed, share of the dense training", ylabel="accuracy, %", title=name, ylim=limits)
     figure.legend(fontsize=8, loc="outside right upper")
