@@ -8,19 +8,16 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import os
 import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -29,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from trainables.errors import UserError
+from trainables.gradskip.cached_rows import PLAIN, Kind, RowFile, read_inputs
 from trainables.gradskip.execution_order import is_traced
 from trainables.gradskip.layers import unwrap
 from trainables.gradskip.prefix_cuts import Cut, may_end_prefix, recorded_cuts
@@ -38,131 +36,18 @@ from trainables.runtime.model_copy import copy_of
 from trainables.runtime.operator_flops import uncompiled
 from trainables.workloads.batch_structure import leaves_in, tensors_in
 
-
-class RowFile:
-    """File without a name of rows of one shape, by key; it grows with them, to ``most_bytes``.
-
-    ``like`` (B, *row) has rows of the shape and dtype of those to come; a folder of None is the system's for temporary
-    files. OSError, here or at `put`: the folder cannot hold the file.
-    """
-
-    def __init__(self, like: Tensor, *, most_bytes: int, folder: str | Path | None = None) -> None:
-        self.row_bytes = like[0].numel() * like.element_size()
-        self.hit_batches = 0  # batches of which at least one row was here
-        self._places: dict[int, int] = {}
-        capacity = most_bytes // self.row_bytes
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by close()
-        self._file.truncate(capacity * self.row_bytes)  # without room on the disk so far
-        with torch.inference_mode(False):  # it is written into outside of that mode, too
-            mapped = torch.from_numpy(np.memmap(self._file, dtype=np.uint8, mode="r+"))
-            self._rows = mapped.view(like.dtype).view(capacity, *like.shape[1:])
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._places
-
-    @property
-    def bytes(self) -> int:
-        return len(self) * self.row_bytes
-
-    def get(self, keys: Sequence[int]) -> Tensor:
-        """Return a copy of these rows, (B, *row), on the CPU."""
-        return self._rows.index_select(0, torch.tensor([self._places[key] for key in keys], dtype=torch.int64))
-
-    @torch.no_grad()  # here as below, so that a count of FLOPs sees that nothing is detached in the model
-    def put(self, rows: Mapping[int, int], y: Tensor) -> None:
-        """Append rows of y (B, *row): those of the numbers that ``rows`` has for keys that are not here."""
-        begin, end = len(self), len(self) + len(rows)
-        if hasattr(os, "posix_fallocate"):
-            # A full disk is an error here rather than a signal that kills the process at the write.
-            os.posix_fallocate(self._file.fileno(), begin * self.row_bytes, len(rows) * self.row_bytes)
-        self._rows[begin:end] = y[torch.tensor([*rows.values()], device=y.device)].cpu()
-        self._places.update(zip(rows, range(begin, end), strict=True))
-
-    def close(self) -> None:
-        """Drop all rows and free the disk space."""
-        del self._rows
-        self._places.clear()
-        self._file.close()
-
-
-@torch.no_grad()
-def row_checksums(rows: Tensor) -> Tensor:
-    """Compute a checksum of each row's bits: (B, ...) of any dtype to (B,) int64, on the same device.
-
-    The bits are read as integers and multiplied by fixed pseudo-random odd numbers, modulo 2^64. Integer sums do
-    not depend on their order, so equal rows have equal checksums in every batch and on every device, and one changed
-    element always changes it. Two of a million different rows have one checksum with a probability below 10^-5.
-    """
-    kind = {1: torch.uint8, 2: torch.int16}.get(rows.element_size(), torch.int32)
-    bits = rows.reshape(len(rows), -1).contiguous().view(kind)
-    factors = _factors(bits.shape[1], rows.device)
-    at_once = max(1, 2**22 // max(1, bits.shape[1]))  # 32 MB of int64, for any batch size
-    sums = []
-    for part in bits.split(at_once):
-        if kind is torch.int32:
-            part = part ^ (part >> 16)  # floats of few digits differ in their first bits alone, which products lose
-        sums.append((part.to(torch.int64) * factors).sum(1))
-    return torch.cat(sums)
-
-
-@lru_cache(maxsize=8)
-def _factors(count: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(-(2**62), 2**62, (count,), generator=generator, dtype=torch.int64)
-    return (2 * drawn + 1).to(device)
-
-
-class Kind(NamedTuple):
-    """Properties in common to batches whose outputs are rows of one shape."""
-
-    is_training: bool
-    inputs: tuple[Any, ...]
-    """Shapes without the rows, dtypes, and what is no tensor."""
-    device: torch.device
-    autocast: str
-
-
-#: Arguments beside tensors that are compared by their value.
-_PLAIN = (type(None), bool, int, float, str, tuple, torch.dtype, torch.device)
-
-
-def _read_inputs(is_training: bool, arguments: Any) -> tuple[Kind, list[int]] | None:
-    """Return the kind of a forward pass's arguments and a key for each row; None where that is not possible."""
-    leaves = [*leaves_in(arguments)]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    rows = next((len(t) for t in tensors if t.dim()), 0)
-    if rows == 0 or not all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
-        return None  # an object may hold tensors that nobody sees here, such as a cache of keys and values
-    if any(t.layout != torch.strided or t.is_nested or t.requires_grad for t in tensors):
-        return None
-    sums = torch.zeros((), dtype=torch.int64)
-    for place, tensor in enumerate(tensors):
-        whole = tensor.dim() == 0 or len(tensor) != rows
-        sums = sums + (2 * place + 1) * row_checksums(tensor[None] if whole else tensor).cpu()
-    device = next(t.device for t in tensors if t.dim())
-    kind = Kind(
-        is_training=is_training,
-        inputs=tuple(
-            (leaf.dtype, *(leaf.shape[1:] if leaf.dim() and len(leaf) == rows else (leaf.shape,)))
-            if isinstance(leaf, Tensor)
-            else leaf
-            for leaf in leaves
-        ),
-        device=device,
-        autocast=str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "off",
-    )
-    return kind, sums.tolist()
-
-
 # --- One forward pass -------------------------------------------------------------------------------------------------
 # During the pass the ``forward`` of the prefix's modules m_0..m_k is replaced. The whole batch is computed where a row
 # is missing. Where none is, modules return tensors of the shape of their output, and m_k returns the rows.
 
-#: Allowed rounding difference between rows computed in two batches, relative to the largest output.
-_TOLERANCE = 1e-3
+#: Allowed rounding difference between rows computed in two batches, relative to the largest output: at least, and in
+#: steps of the type.
+_TOLERANCE, _STEPS = 1e-3, 4
+#: Numbers that must be equal, by bytes each, before batches of a size count as rounded like others. A half is rarely
+#: rounded otherwise.
+_ENOUGH = {2: 10_000, 4: 100, 8: 100}
+#: Copies of the model for rows of batches of other sizes, at most; with more of them the sizes are arbitrary.
+_MOST_COPIES = 64
 
 
 class PassReport(NamedTuple):
@@ -195,6 +80,12 @@ class _Ended(Exception):
 
     outputs: Any  # no argument, which would be printed with a traceback
 
+    @classmethod
+    def of(cls, outputs: Any) -> _Ended:
+        found = cls()
+        found.outputs = outputs
+        return found
+
 
 class _Forward:
     """A model's forward pass through a cache; copies and pickles of the model have its own one."""
@@ -205,6 +96,12 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Of a function that is compiled with the model in it nothing is kept.
         return self._original(*args, **kwargs) if is_traced() else self._cache.run(self._original, args, kwargs)
+
+    @property
+    def is_of_class(self) -> bool:
+        """Whether the method in its place is that of the model's class."""
+        model = getattr(self._original, "__self__", None)
+        return getattr(self._original, "__func__", None) is getattr(type(model), "forward", self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._original, memo)
@@ -224,13 +121,13 @@ def _stand_in(meta: Tensor, device: torch.device, value: float | None) -> Tensor
     return torch.empty_like(meta, device=device) if value is None else torch.full_like(meta, value, device=device)
 
 
-def _rows_of(arguments: Any, wanted: range | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return copies of a forward pass's positional and named arguments with these rows alone, modulo how many it has.
+def _rows_of(arguments: Any, wanted: Sequence[int] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of a forward pass's positional and named arguments with these rows alone.
 
     None: the first `_RECORDED_ROWS`, or all.
     """
     rows = next((len(t) for t in tensors_in(arguments) if t.dim()), 1)
-    places = torch.tensor(wanted or range(min(rows, _RECORDED_ROWS))) % rows
+    places = torch.tensor(wanted or range(min(rows, _RECORDED_ROWS)))
     with torch.inference_mode(False):
         some: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
             Tensor, lambda t: t[places.to(t.device)] if t.dim() and len(t) == rows else t.clone(), arguments
@@ -238,10 +135,19 @@ def _rows_of(arguments: Any, wanted: range | None = None) -> tuple[tuple[Any, ..
     return some
 
 
+def _coarsest_type(y: Tensor) -> torch.dtype:
+    """Return the type in which y was computed, as far as is known."""
+    device = y.device.type
+    used = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else y.dtype
+    return min(used, y.dtype, key=lambda one: one.itemsize)
+
+
 def _is_close(y: Tensor, other: Tensor) -> bool:
     finite = y[y.isfinite()]  # those of a diverged training may be none
     scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(other, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
+    used = _coarsest_type(y)
+    steps = _STEPS * torch.finfo(used).eps if used.is_floating_point else 0.0
+    return torch.allclose(other, y, rtol=0, atol=max(_TOLERANCE, steps) * scale, equal_nan=True)
 
 
 @contextmanager
@@ -269,6 +175,9 @@ class CachedBatches:
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # TypeError, as of the batches themselves
 
+    def __bool__(self) -> bool:
+        return True
+
 
 # --- Forward cache ----------------------------------------------------------------------------------------------------
 # A prefix consists of what runs before a cut (`prefix_cuts`), and none of its parameters needs a gradient. Its outputs
@@ -279,8 +188,8 @@ class CachedBatches:
 # **Rows read equal rows computed, bit for bit.** A kernel may round a row otherwise in a batch of another size: on the
 # CPU (torch 2.13) linear layers do so for fewer than 16 float32 vectors, in bfloat16 for any number. All rows are thus
 # kept as batches of one size have them, that of the first batch, or of a larger one that rounds otherwise: rows that
-# come in a smaller one are computed by a copy of the model among repeated ones, and where the batch's own bits differ
-# from those, it is computed in every epoch.
+# come in a smaller one are computed by a copy of the model among repeated ones. A batch of another size is read once
+# enough numbers of such batches were equal to those that are kept; where one differs, it is computed in every epoch.
 #
 # Limits: a Python number that a module of the prefix keeps for a later one stays as it was last computed; hooks on the
 # prefix's modules except the last receive other numbers than activations when all rows are read.
@@ -347,7 +256,7 @@ class ForwardCache:
         self._compiled: list[nn.Module] | None = None  # wrappers of the model; None: not looked for
         self._running: _Pass | None = None
         self._ends_behind_prefix = False  # passes raise _Ended with the prefix's output, as soon as it is computed
-        self._is_mode_told = False
+        self._is_mode_told = self._has_tried = False
         self._blocks = 0  # those of `running` that have begun and not ended
         self._replaced_calls: list[tuple[nn.Module, str, Any]] = []  # what runs the model, with its own methods
         self._placeholder: float | None = None  # value of what nobody is to read; None: whatever is in memory
@@ -394,7 +303,10 @@ class ForwardCache:
         self._drop(True, False)
         self._keeps_training = True
         self._shapes: dict[tuple[Kind, int], list[Any]] = {}  # of what modules return, on meta, by rows of the batch
-        self._rounds_alike: dict[Kind, dict[int, bool]] = {}  # by rows of the batch, first those of which rows are kept
+        #: By rows of the batch, first of all those of batches that rows are kept of: how many numbers of such batches
+        #: were equal to what is kept, infinity once they are enough; minus infinity if one was not.
+        self._rounds_alike: dict[Kind, dict[int, float]] = {}
+        self._copies = 0  # of the model, for rows of batches of other sizes
         self._hits_before, self._is_told = self.hits, False
 
     def _drop(self, *is_training: bool) -> None:
@@ -517,16 +429,19 @@ class ForwardCache:
         is_training = self.model.training
         if not self.enabled or is_training != torch.is_grad_enabled():
             return None
-        if not self.cuts:
+        if not self.cuts and (is_training or not self._has_tried):
+            self._has_tried = True
             try:
                 self._take_cuts(self._recorded(args, kwargs, is_training=True))
             except UserError as error:
-                self.switch_off(str(error).removeprefix("forward cache: "))
-                return None
+                if is_training:  # an evaluation may lack what training passes
+                    self.switch_off(str(error).removeprefix("forward cache: "))
+        if not self.cuts:
+            return None
         self.update()
         if self.cached_through < 0:
             return None
-        cut, found = self.cuts[self.cached_through], _read_inputs(is_training, (args, kwargs))
+        cut, found = self.cuts[self.cached_through], read_inputs(is_training, (args, kwargs))
         if found is None or not (is_training or self._is_cut_in_evaluation(cut, found[0], args, kwargs)):
             return None
         kind, keys = found
@@ -537,7 +452,7 @@ class ForwardCache:
                 self._tell_mode(cut)
             self.hits += held
             self.misses += rows - held
-        is_alike = self._rounds_alike.setdefault(kind, {rows: True}).get(rows, False)
+        is_alike = self._is_alike(kind, rows)
         is_known = len(self._shapes.get((kind, rows), ())) == len(cut.modules)
         due = file is None or file.hit_batches % COMPUTE_EVERY == 0 or not is_known
         if file is not None and held:
@@ -555,6 +470,11 @@ class ForwardCache:
                 self.switch_off(f"the model reads more of what was computed before {cut.names[-1]!r} than its output")
                 return None
         return now
+
+    def _is_alike(self, kind: Kind, rows: int) -> bool:
+        """Return whether batches of so many rows round like those that rows are kept of, the first ones of the kind."""
+        equal = self._rounds_alike.setdefault(kind, {rows: math.inf}).get(rows, 0)
+        return equal == math.inf
 
     def _tell_mode(self, cut: Cut) -> None:
         """Warn once where norms or dropout of the prefix go on in training mode without a cache."""
@@ -601,8 +521,12 @@ class ForwardCache:
         with torch.inference_mode(False), torch.set_grad_enabled(self.model.training), _disable_current_modes():
             twin = copy_of(self.model)
             of_twin = dict(zip(map(id, self.model.parameters()), twin.parameters(), strict=True))
+            ours = self.model.__dict__.get("forward")
+            if isinstance(ours, _Forward) and ours.is_of_class:
+                del twin.forward  # a method as an attribute would keep the copy alive until a collection of cycles
             with ForwardCache(twin, budget_bytes=2**30, folder=self._folder) as probe, uncompiled(), probe.running():
                 probe._placeholder, probe._checked = math.nan, {self.cached_through}
+                probe._cut_in_evaluation = self._cut_in_evaluation
                 probe._take_cuts(
                     [
                         replace(
@@ -617,18 +541,26 @@ class ForwardCache:
 
     def _keep_from_copy(self, now: _Pass, arguments: Any) -> None:
         """Keep rows of a batch as a copy of the model computes them in a batch of the size that rows are kept of."""
-        file, size = self.files.get(now.kind), next(iter(self._rounds_alike[now.kind]))
+        file, size, rows = self.files.get(now.kind), next(iter(self._rounds_alike[now.kind])), len(now.keys)
         has_room = file is not None and self.budget_bytes - self.bytes >= file.row_bytes
-        if not (self._keeps_training if now.kind.is_training else has_room):
+        if not (self._keeps_training if now.kind.is_training else has_room) or self._copies == _MOST_COPIES:
             return
-        some, named = _rows_of(arguments, range(size))
-        with self._copied() as (twin, probe), kept_generators([now.kind.device]):
-            probe._ends_behind_prefix = True
-            try:
+        self._copies += 1
+        # Each row is repeated in place, so that batches which are sorted stay so.
+        most = max(rows, size)
+        some, named = _rows_of(arguments, [place * rows // most for place in range(size)])
+        firsts = [-(-row * most // rows) for row in range(min(rows, size))]
+        try:
+            with self._copied() as (twin, probe), kept_generators([now.kind.device]):
+                probe._ends_behind_prefix = True
                 twin(*some, **named)
-            except _Ended as ended:
-                first = replace(now, keys=now.keys[:size])
-                self._keep(first, ended.outputs[: len(first.keys)], is_of_copy=True)
+        except _Ended as ended:
+            outputs = ended.outputs[firsts]
+        except Exception:  # noqa: BLE001  # a model that takes no equal rows, or that cannot be copied
+            return
+        else:
+            return
+        self._keep(replace(now, keys=now.keys[:size]), outputs, is_of_copy=True)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool) -> list[Cut]:
         """Return the cuts of a pass of the first rows, in this mode, of which all that is left may be read."""
@@ -637,7 +569,7 @@ class ForwardCache:
         def forward(model: nn.Module) -> list[Any]:
             result = model(*few[0], **few[1])
             for leaf in leaves_in(result):
-                if not isinstance(leaf, (Tensor, *_PLAIN)):
+                if not isinstance(leaf, (Tensor, *PLAIN)):
                     raise UserError(f"the model returns a {type(leaf).__name__}, which may hold any of its outputs")
             own = [value for part in model.modules() for value in vars(part).items()]
             return [result, *(value for name, value in own if name not in ("_parameters", "_buffers"))]
@@ -694,9 +626,7 @@ class ForwardCache:
             y = now.originals[module](*args, **kwargs)
         now.is_inside = False
         if is_last and self._ends_behind_prefix:
-            ended = _Ended()
-            ended.outputs = y
-            raise ended
+            raise _Ended.of(y)
         shapes[position:] = [_meta(y)]
         if is_last:
             self._keep(now, y)
@@ -722,15 +652,17 @@ class ForwardCache:
                     "the prefix must compute each sample by itself and the same each time: it has a norm without "
                     "running statistics, or draws random numbers in eval mode"
                 )
-            if not is_of_copy and len(keys) not in alike:
-                alike[len(keys)] = torch.equal(after, before)
-                if not alike[len(keys)] and len(keys) > next(iter(alike)):
+            if not is_of_copy and len(keys) != next(iter(alike)):
+                is_equal, enough = torch.equal(after, before), _ENOUGH.get(_coarsest_type(y).itemsize, 100)
+                equal = alike.get(len(keys), 0) + after.numel() if is_equal else -math.inf
+                alike[len(keys)] = math.inf if equal >= enough else equal
+                if not is_equal and len(keys) > next(iter(alike)):
                     self.files.pop(now.kind).close()
-                    alike, file = {len(keys): True}, None
+                    alike, file = {len(keys): math.inf}, None
                     self._rounds_alike[now.kind] = alike
         new = {key: row for row, key in enumerate(keys) if file is None or key not in file}
         row_bytes = y[0].numel() * y.element_size()
-        is_kept = (self._keeps_training or not is_training) and (is_of_copy or alike.get(len(keys), False))
+        is_kept = (self._keeps_training or not is_training) and (is_of_copy or self._is_alike(now.kind, len(keys)))
         if not new or row_bytes == 0 or not is_kept:
             return None
         most, count = self.samples or sys.maxsize, len(new) + (0 if file is None else len(file))

@@ -195,7 +195,8 @@ def check_repeats(loader: DataLoader[Any]) -> None:
                 "views=4, with which epoch e trains on version e mod 4 of each sample, drawn by the generators of "
                 "torch, numpy and random"
             )
-        if not all(torch.equal(a, b[row : row + 1]) for a, b in zip(first, beside, strict=True)):
+        rows = (b[row : row + 1] if b.dim() and len(b) == len(numbers) else b for b in beside)
+        if not all(torch.equal(a, b) for a, b in zip(first, rows, strict=True)):
             raise UserError(
                 f"sample {int(number)} had other values beside others, as where each batch is padded to its longest: "
                 "collate_fn must pad all to one length, and mix none"

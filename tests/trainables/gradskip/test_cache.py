@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,69 @@ def test_a_last_batch_rounds_as_it_does_without(size: int, dtype: torch.dtype) -
                 assert all(torch.equal(model(rows), plain(rows)) for rows in features.split(size + 1))
                 model.train()
         assert (cache.hits, cache.rows(True), cache.enabled) == (3 * SAMPLES, SAMPLES, True)
+
+
+class Sorted(nn.Module):
+    """Takes batches sorted by their last feature, of different rows if so asked, and in training a second argument."""
+
+    def __init__(self, *, takes_equal_rows: bool) -> None:
+        super().__init__()
+        self.takes_equal_rows = takes_equal_rows
+        self.rest = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+        stopped(self.rest, 2)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        if (x[1:, -1] < x[:-1, -1]).any() or (self.training and y is None):
+            raise ValueError("not sorted, or without labels")
+        if not self.takes_equal_rows and len(x.unique(dim=0)) < len(x):
+            raise ValueError("equal rows")
+        out: Tensor = self.rest(x)
+        return out
+
+
+@pytest.mark.parametrize("takes_equal_rows", [True, False])
+def test_models_that_do_not_take_any_batch_train_on(takes_equal_rows: bool) -> None:
+    model, x = Sorted(takes_equal_rows=takes_equal_rows), torch.randn(40, 8).sort(0).values
+    with ForwardCache(model, budget_bytes=10**6) as cache, cache.running():
+        for _ in range(3):
+            with torch.no_grad():
+                for batch in x.split(16):
+                    assert torch.equal(model.eval()(batch), model.rest(batch))
+            for batch in x.split(16):
+                assert torch.equal(model.train()(batch, batch), model.rest(batch))
+        assert cache.enabled
+        assert cache.hits == (80 if takes_equal_rows else 64)  # a last batch that the copy does not take is not kept
+
+
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+def test_rounding_of_half_precision_switches_nothing_off(how: str) -> None:
+    blocks = [nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.GELU()) for _ in range(8)]
+    model = nn.Sequential(*blocks, nn.Linear(768, 2))
+    stopped(model, 8 * 4)
+    x = torch.randn(130, 768)
+    if how == "bfloat16":
+        model, x = model.bfloat16(), x.bfloat16()
+    plain = copy.deepcopy(model)
+    with ForwardCache(model, budget_bytes=10**7) as cache, torch.autocast("cpu", enabled=how == "autocast"):
+        for _ in range(3):
+            for batch in x.split(64):
+                with cache.running():
+                    assert torch.equal(model(batch), plain(batch))
+        assert (cache.enabled, cache.hits) == (True, 2 * 130)
+
+
+def test_copies_of_the_model_do_not_stay() -> None:
+    model = stopped(nn.Sequential(nn.Linear(512, 64), nn.Tanh(), nn.Linear(64, 4)), 2)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(one) is nn.Linear for one in gc.get_objects())
+        with ForwardCache(model, budget_bytes=10**7) as cache, cache.running():
+            for rows in (32, *range(1, 9)):
+                model(torch.randn(rows, 512))
+        assert sum(type(one) is nn.Linear for one in gc.get_objects()) <= before + 2  # a recorded pass keeps its own
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("modes", [("inference", "inference"), ("inference", "no grad"), ("no grad", "inference")])

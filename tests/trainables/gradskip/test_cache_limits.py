@@ -13,7 +13,7 @@ import torch
 from prefix_caches import ROW_BYTES, SAMPLES, batches, cache_of, one_warning
 from torch import Tensor, nn
 
-from trainables.gradskip.forward_cache import row_checksums
+from trainables.gradskip.cached_rows import row_checksums
 
 # --- budget and file
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from trainables.errors import UserError
 from trainables.runtime.isolation import cpu_generators
-from trainables.workloads.sample_access import TensorSamples, reservoir, samples_of
+from trainables.workloads.sample_access import TensorSamples, check_repeats, reservoir, samples_of
 
 NUMBERS = torch.tensor([4, 0, 4, 2])
 
@@ -160,3 +160,13 @@ def test_reservoir_messages() -> None:
         reservoir([], most=3, seed=0)
     with pytest.raises(UserError, match=r"must have one shape, got \(\(4,\),\) and \(\(5,\),\): pad them"):
         reservoir([torch.zeros(2, 5), torch.zeros(2, 4)], most=9, seed=0)
+
+
+def test_what_is_no_row_may_stand_in_a_batch_that_repeats() -> None:
+    def collate(items: list[Any]) -> dict[str, Any]:
+        return {"x": torch.stack(items), "positions": torch.arange(7), "temperature": torch.tensor(2.0)}
+
+    items: Any = [torch.full((3,), float(n)) for n in range(1, 21)]
+    check_repeats(DataLoader(items, batch_size=4, collate_fn=collate))
+    with pytest.raises(UserError, match="sample 0 had other values beside others"):
+        check_repeats(DataLoader(items, batch_size=4, collate_fn=lambda some: torch.stack(some) * len(some) + 1))

@@ -435,7 +435,8 @@ def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
 def quantize_input(layer: nn.Module, quantization: Quantization) -> None:
     """Quantize the first argument of a layer or model, where it is a floating-point tensor."""
     layer.add_module(INPUT, quantization.train(layer.training))
-    name = next(iter(signature(layer.forward).parameters), "")
+    first = next(iter(signature(layer.forward).parameters.values()), None)
+    name = "input" if first is None or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD) else first.name
     layer.register_forward_pre_hook(partial(_input_quantized, name), with_kwargs=True)
 
 

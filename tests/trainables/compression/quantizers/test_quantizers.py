@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from trainables.compression.quantizers import Bits, Quantizer, build_quantizer, is_quantized, plan_bits
-from trainables.compression.quantizers.quantized_modules import LearnedClipActivation
+from trainables.compression.quantizers.quantized_modules import LearnedClipActivation, Quantization, quantize_input
 from trainables.compression.schedule.configs import QUANTIZERS
 from trainables.errors import UserError
 from trainables.gradskip import optimizers as gradskip
@@ -107,6 +107,26 @@ def test_an_input_by_name_is_quantized_too() -> None:
     by_place = model(x)
     again, _, _ = prepared("QuantAwareTrainRangeLinearQuantizer")
     assert torch.equal(again(**{next(iter(inspect.signature(again.forward).parameters)): x}), by_place)
+
+
+class Wrapped(nn.Module):
+    """Hands everything on, as wrappers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.linear(*args, **kwargs)
+
+
+def test_an_input_that_is_handed_on_by_name_is_quantized() -> None:
+    seen: list[torch.Tensor] = []
+    model = Wrapped()
+    model.linear.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input"]), with_kwargs=True)
+    quantize_input(model, Quantization(8, lambda x, _: x.round()))
+    model(input=torch.tensor([[0.2, 1.4, -0.6, 3.0]]))
+    assert seen[0].tolist() == [[0.0, 1.0, -1.0, 3.0]]
 
 
 class Concat(nn.Module):
