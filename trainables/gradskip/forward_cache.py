@@ -99,7 +99,7 @@ class _Forward:
 
     @property
     def is_of_class(self) -> bool:
-        """Whether the method in its place is that of the model's class."""
+        """Return whether the method in its place is that of the model's class."""
         model = getattr(self._original, "__self__", None)
         return getattr(self._original, "__func__", None) is getattr(type(model), "forward", self)
 
