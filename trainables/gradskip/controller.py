@@ -216,7 +216,7 @@ class GradientSkip(SkippingStep):
             self._cache = ForwardCache(self._given_model, budget_bytes=budget_bytes)
             if self.step_record is not None:
                 self._cache.on_pass = self.step_record.note_pass
-        return self._cache.over(batches)
+        return CachedBatches(self._cache, batches)
 
     # --- state ------------------------------------------------------------------------------------------------------
 

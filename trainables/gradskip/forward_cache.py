@@ -78,13 +78,9 @@ class _Otherwise(Exception):
 class _Ended(Exception):
     """A pass ended behind the prefix, whose outputs are all that was wanted of it."""
 
-    outputs: Any  # no argument, which would be printed with a traceback
-
-    @classmethod
-    def of(cls, outputs: Any) -> _Ended:
-        found = cls()
-        found.outputs = outputs
-        return found
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()  # without the outputs, which would be printed with a traceback
+        self.outputs = outputs
 
 
 class _Forward:
@@ -386,10 +382,6 @@ class ForwardCache:
             self._compiled = [module for module in modules if unwrap(module) is self.model]
         return [(entry, "forward") for entry in self._compiled or [self.model]]
 
-    def over(self, batches: Iterable[Any]) -> CachedBatches:
-        """Return an epoch's batches, during whose loop the cache is `running`."""
-        return CachedBatches(self, batches)
-
     def epoch(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield an epoch's batches, `running` meanwhile; switch off if its inputs were not those of the one before."""
         known = [file for kind, file in self.files.items() if kind.is_training]
@@ -452,6 +444,7 @@ class ForwardCache:
                 self._tell_mode(cut)
             self.hits += held
             self.misses += rows - held
+        self._rounds_alike.setdefault(kind, {rows: math.inf})
         is_alike = self._is_alike(kind, rows)
         is_known = len(self._shapes.get((kind, rows), ())) == len(cut.modules)
         due = file is None or file.hit_batches % COMPUTE_EVERY == 0 or not is_known
@@ -473,8 +466,7 @@ class ForwardCache:
 
     def _is_alike(self, kind: Kind, rows: int) -> bool:
         """Return whether batches of so many rows round like those that rows are kept of, the first ones of the kind."""
-        equal = self._rounds_alike.setdefault(kind, {rows: math.inf}).get(rows, 0)
-        return equal == math.inf
+        return self._rounds_alike[kind].get(rows) == math.inf
 
     def _tell_mode(self, cut: Cut) -> None:
         """Warn once where norms or dropout of the prefix go on in training mode without a cache."""
@@ -626,7 +618,7 @@ class ForwardCache:
             y = now.originals[module](*args, **kwargs)
         now.is_inside = False
         if is_last and self._ends_behind_prefix:
-            raise _Ended.of(y)
+            raise _Ended(y)
         shapes[position:] = [_meta(y)]
         if is_last:
             self._keep(now, y)

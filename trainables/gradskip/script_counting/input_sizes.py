@@ -115,9 +115,9 @@ class InputSizes:
         if self._sums[0] < self._passes and not in_backward():
             known.were_seen = True
             self.add(args, kwargs)
-        calls, n, q, before = self._sums
         if not reads:
             return
+        calls, n, q, before = self._sums
         self._sums = (calls, n, q, before + 1)
         if calls == 1:
             self._on_first_call(self._sums)
