@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
 import tiny_workload
+import torch
 from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import nn
 
@@ -24,6 +26,18 @@ class DeepLinear(tiny_workload.Tiny):
         for _ in range(8):
             layers += [nn.Linear(4, 4), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(4, 3))
+
+
+class EarlierNorm(tiny_workload.Tiny):
+    """A norm with the statistics of an earlier training, whose data had another mean and deviation."""
+
+    MEAN, VARIANCE = -7.0, 4.0
+
+    def make_model(self) -> nn.Module:
+        norm = nn.BatchNorm2d(1)
+        norm.running_mean.fill_(self.MEAN)  # type: ignore[union-attr]
+        norm.running_var.fill_(self.VARIANCE)  # type: ignore[union-attr]
+        return nn.Sequential(norm, nn.Flatten(), nn.Linear(36, 3))
 
 
 @pytest.fixture
@@ -59,6 +73,23 @@ def test_says_what_makes_the_training_slower(
     assert lines[begin] == "recipe: 1 to mend (docs/recipe.md)"  # our own loop waits for nothing
     assert lines[begin + 1].startswith("optimizer-on-the-slow-path: SGD updates ")
     assert lines[begin + 2] == "    cost: 45.0 % of an optimizer step (40.0 % to 50.0 %, 2 pairs)"
+
+
+def test_says_how_far_the_norms_of_an_earlier_training_move(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against mean and variance of the whole training set, which the batches of a few steps are near."""
+    entry = Entry(home=f"{__name__}:EarlierNorm", default_epochs=4, description="a test's")
+    monkeypatch.setitem(WORKLOADS, "earlier_norm", entry)
+    (line,) = (line for line in run_doctor(capsys, "earlier_norm") if line.startswith("norms: "))
+    said = re.fullmatch(
+        r"norms: 1 have statistics .* lie ([\d.]+) deviations away .* are ([\d.]+) to \2 of .*hold_all keeps.*", line
+    )
+    assert said
+    images = torch.cat([images for images, _ in EarlierNorm().train_batches(0, 0)])
+    distance = (images.mean() - EarlierNorm.MEAN) / EarlierNorm.VARIANCE**0.5
+    expected = (float(distance), float(images.var()) / EarlierNorm.VARIANCE)
+    assert tuple(map(float, said.groups())) == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.usefixtures("tiny")
