@@ -24,8 +24,10 @@ TOLD = {"total_steps": 6, "layer_names": ["conv.weight", "fc.weight"]}
 ROW: dict[str, Any] = {"quality": 0.5, "epoch": 1}
 
 
-def test_the_root_is_read_as_a_recorded_run(tmp_path: Path) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(6, 1)
+@pytest.mark.parametrize("behind", [0, 2])
+def test_the_root_is_read_as_a_recorded_run(behind: int, tmp_path: Path) -> None:
+    """Its steps are those up to the last report, whatever the script trains ``behind`` it."""
+    values = np.arange(6 + behind, dtype=np.float32).reshape(-1, 1)
     root = write_root(tmp_path, CONFIG, ROW, TOLD, to_bytes(FACTS, values))
     trace = read_trace(StageStore(tmp_path, root))
     assert trace.run[OF_SCRIPT]
