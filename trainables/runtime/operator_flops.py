@@ -64,6 +64,26 @@ def trilinear_flops(
     return 2 * prod(whole)
 
 
+def recurrent_flops(x: Sequence[int], weights: Any, *more: Any, **_: Any) -> int:
+    """Return the FLOPs of recurrent layers: each row of each step meets each matrix once.
+
+    Args:
+        x: (T, B, C), packed (rows, C).
+        weights: of all layers and directions, matrices and biases; oneDNN has one layer, whose two matrices are the
+            second and third argument.
+
+    >>> recurrent_flops((5, 3, 4), (24, 4), (24, 6), (24,), (24,))
+    7200
+    """
+    matrices = [weights, more[0]] if isinstance(weights[0], int) else [w for w in weights if len(w) == 2]
+    return 2 * prod(x[:-1]) * sum(map(prod, matrices))
+
+
+def _cudnn_backward_flops(x: Sequence[int], weights: Any, *more: Any, **_: Any) -> int:
+    output_mask = more[-1]  # of input, states and weights; those of the states come with that of the input
+    return recurrent_flops(x, weights) * (any(output_mask[:3]) + output_mask[3])
+
+
 def _product_flops(formula: Callable[..., int]) -> Callable[..., int]:
     """Return the formula of a matrix product, of tensors; what a sparse layout leaves out costs nothing."""
 
@@ -98,6 +118,9 @@ _OURS: dict[Any, Callable[..., int]] = {
     **dict.fromkeys(
         (_aten._cdist_forward, _aten._euclidean_dist), lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1]
     ),
+    **dict.fromkeys((_aten.mkldnn_rnn_layer, _aten._cudnn_rnn, _aten.miopen_rnn), recurrent_flops),
+    _aten.mkldnn_rnn_layer_backward: lambda *arguments, **_: 2 * recurrent_flops(*arguments),  # all gradients, always
+    **dict.fromkeys((_aten._cudnn_rnn_backward, _aten.miopen_rnn_backward), _cudnn_backward_flops),
     _aten._cdist_backward: lambda grad, x1, *_, **__: 2 * prod(grad) * x1[-1],
 }
 

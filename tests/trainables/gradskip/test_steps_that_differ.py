@@ -411,6 +411,24 @@ def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
     assert_dense_is_what_torch_counts(net, (last, -1), trained)
 
 
+@pytest.mark.parametrize("last", [-1, 4, 8])
+def test_recurrent_layers_are_counted_whole_whatever_is_frozen(last: int) -> None:
+    """Parameters 1 to 8 are those of two layers of 20 steps: four products a weight, of which none is left out."""
+    net, record = nn.ModuleList([nn.Embedding(30, 8), nn.LSTM(8, 6, num_layers=2), nn.Linear(6, 4)]), record_of()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings(*[(last, -1)] * (last >= 0)))
+    record.add(optimizer.gradskip, net)
+    for _ in range(3):
+        optimizer.zero_grad()
+        outputs, _ = net[1](net[0](torch.arange(60).view(20, 3) % 30))
+        net[2](outputs[-1]).square().sum().backward()
+        optimizer.step()
+    first, second, head = 2 * 60 * 24 * (8 + 6), 2 * 60 * 24 * (6 + 6), 2 * 3 * 6 * 4
+    found, backward = summary_of(record), {-1: 2 * (first + second + head), 4: 2 * (second + head), 8: head}[last]
+    assert found["uncounted"] == []
+    assert found["dense_flops"] == pytest.approx(3 * 3 * (first + second + head), rel=0.03)  # without oneDNN, less
+    assert found["backward_flops"] == pytest.approx(3 * backward, rel=0.03)
+
+
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_weights_that_are_detached_beside_a_step_hide_nothing(is_behind: bool) -> None:
     """As a trainer does that saves a checkpoint before a step, or logs the weights' norms behind a backward pass."""

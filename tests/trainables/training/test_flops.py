@@ -147,6 +147,30 @@ def test_products_that_torch_has_no_formula_for_cost_what_their_loops_do() -> No
         assert counted.get_total_flops() == flops
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+@pytest.mark.parametrize("given", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
+def test_recurrent_layers_cost_what_their_products_do(kind: type[torch.nn.Module], given: dict[str, Any]) -> None:
+    """oneDNN's, where it runs, and the formulas of cuDNN's, beside torch's own products counted by torch."""
+    from trainables.runtime.operator_flops import flop_counter, formula_of
+
+    layers, x = kind(4, 6, **given), torch.rand(5, 3, 4, requires_grad=True)
+    state = torch.zeros(layers.num_layers * (1 + layers.bidirectional), 3, 6, requires_grad=True)  # so that all
+    states = (state, state.clone()) if kind is torch.nn.LSTM else state  # gradients are computed
+
+    def passes(counter: Any, *, fused: bool) -> list[int]:
+        with torch.backends.mkldnn.flags(enabled=fused), counter:
+            out = layers(x, states)[0].sum()
+            forward = counter.get_total_flops()
+            out.backward()
+        return [forward, counter.get_total_flops() - forward]
+
+    expected = passes(FlopCounterMode(display=False), fused=False)
+    assert passes(flop_counter(), fused=True) == expected
+    formulas = [formula_of(op) for op in (torch.ops.aten._cudnn_rnn, torch.ops.aten._cudnn_rnn_backward)]
+    counts = [formula(x, list(layers.parameters()), 4, (True, False, False, True)) for formula in formulas if formula]
+    assert counts == expected
+
+
 class _Compiled(Tiny):
     """Its model comes compiled from the user's hands."""
 

@@ -28,12 +28,10 @@ from torch.utils.weak import TensorWeakRef
 from trainables.gradskip.execution_order import in_autograd_function, in_backward
 from trainables.runtime.operator_flops import formula_of
 
-#: Parts of the names of expensive operations without a formula: fused recurrences, attention, layers of nested tensors.
+#: Parts of the names of expensive operations without a formula: recurrences on Apple's GPUs, attention, layers of nested
+#: tensors.
 _COSTLY = (
-    "rnn_layer",
     "aten.linear",
-    "cudnn_rnn",
-    "miopen_rnn",
     "lstm_mps",
     "dot_product",
     "flash_attention",
@@ -179,6 +177,8 @@ class StepFlops(TorchDispatchMode):
                     self._note(value, is_doubtful=is_doubtful)
         if "dot_product" in str(func):
             return 0.0 if needs else _ATTENTION_BACKWARD
+        if "_rnn" in str(func):  # gradients of inputs and of weights; oneDNN computes both whatever needs one
+            return 2.0 * (not needs) if "mkldnn" in str(func) else 2.0 - needs
         return float(sum(value.dim() > 1 for value in would))
 
     def _number_of(self, value: Any) -> int | None:
@@ -189,10 +189,12 @@ class StepFlops(TorchDispatchMode):
         return number if copy is not None and copy() is not None else self._weight_at.get(place)
 
     def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
-        matrices = (value for value in args if isinstance(value, Tensor) and value.dim() > 1)  # and no biases
-        number = next((n for value in matrices if (n := self._number_of(value)) is not None), None)
-        if number is not None:
-            self._of_step[number] += flops
+        weights = Counter[int]()  # a recurrent layer has several
+        for value in tree_leaves(args):
+            if isinstance(value, Tensor) and value.dim() > 1 and (number := self._number_of(value)) is not None:
+                weights[number] += value.numel()
+        for number, elements in weights.items():
+            self._of_step[number] += flops * elements // weights.total()
 
 
 def _has_storage(value: Any) -> bool:
