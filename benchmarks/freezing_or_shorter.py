@@ -186,7 +186,7 @@ def trained(bench: Bench, plan: Plan, seed: int) -> dict[str, Any]:
     if plan.caches:
         cache, table = ForwardCache(model, budget_bytes=4 * 10**9), CostTable(workload, model)
         table.freeze()
-    over = cache.over if cache is not None else iter
+    over = cache.epoch if cache is not None else iter
     batches = (batch for epoch in count() for batch in over(workload.train_batches(epoch, seed)))
     for step, batch in enumerate(islice(batches, plan.steps)):
         if step in frozen:

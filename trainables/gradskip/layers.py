@@ -50,12 +50,19 @@ def own_parameters(module: nn.Module) -> Iterator[Tensor]:
 
 
 def weight_parts(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
-    """Yield each layer that has a weight in parts, with these parts."""
+    """Yield each layer that has a weight in parts, or several matrices as a recurrent one, with these parameters."""
     for module in model.modules():
         if parametrize.is_parametrized(module):
             weights: Any = module.parametrizations
             for parts in weights.values():
                 yield module, tuple(parts.parameters())
+        elif isinstance(module, nn.RNNCellBase):
+            yield module, tuple(own_parameters(module))
+        elif isinstance(module, nn.RNNBase):  # both directions end in one operation or behind each other
+            names, directions = module._all_weights, 1 + module.bidirectional
+            for first in range(0, len(names), directions):
+                own = [module._parameters.get(name) for of in names[first : first + directions] for name in of]
+                yield module, tuple(p for p in own if p is not None)
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm):  # torch's older form
                 parameters = [module._parameters.get(f"{hook.name}_{part}") for part in "gv"]
@@ -156,7 +163,7 @@ def make_plan(
 def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module) -> list[set[int]]:
     """Return all parameters of each layer's module, such as a bias that is registered before the weight.
 
-    Empty for a module with several layers (the matrices of an LSTM), whose parameters keep their order.
+    Empty for a module with several layers (those of an LSTM), whose parameters keep their order.
     """
     number_of = {id(p): number for number, p in enumerate(parameters)}
     own_of: dict[int, set[int]] = {}

@@ -65,12 +65,10 @@ def trilinear_flops(
 
 
 def recurrent_flops(x: Sequence[int], weights: Any, *more: Any, **_: Any) -> int:
-    """Return the FLOPs of recurrent layers: each row of each step meets each matrix once.
+    """Return the FLOPs of recurrent layers: each row of x, (T, B, C) or packed (rows, C), meets each matrix once.
 
-    Args:
-        x: (T, B, C), packed (rows, C).
-        weights: of all layers and directions, matrices and biases; oneDNN has one layer, whose two matrices are the
-            second and third argument.
+    The weights are those of all layers and directions, matrices and biases; of one of oneDNN, the second and the third
+    argument are the two matrices.
 
     >>> recurrent_flops((5, 3, 4), (24, 4), (24, 6), (24,), (24,))
     7200
@@ -99,6 +97,18 @@ def _product_flops(formula: Callable[..., int]) -> Callable[..., int]:
     return count
 
 
+def _linear_flops(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a linear layer on a nested tensor; on others it is a product."""
+    return 2 * int(x.numel()) * weight.shape[0]
+
+
+def _linear_backward_flops(x: Tensor, _: Tensor, weight: Tensor, output_mask: Sequence[bool], **__: Any) -> int:
+    return _linear_flops(x, weight) * sum(output_mask[:2])
+
+
+_linear_flops._get_raw = _linear_backward_flops._get_raw = True  # type: ignore[attr-defined]
+
+
 #: Formulas in place of torch's, or where torch has none, of shapes.
 _OURS: dict[Any, Callable[..., int]] = {
     _aten.convolution_backward: convolution_backward_flops,
@@ -118,6 +128,8 @@ _OURS: dict[Any, Callable[..., int]] = {
     **dict.fromkeys(
         (_aten._cdist_forward, _aten._euclidean_dist), lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1]
     ),
+    _aten.linear: _linear_flops,
+    _aten.linear_backward: _linear_backward_flops,
     **dict.fromkeys((_aten.mkldnn_rnn_layer, _aten._cudnn_rnn, _aten.miopen_rnn), recurrent_flops),
     _aten.mkldnn_rnn_layer_backward: lambda *arguments, **_: 2 * recurrent_flops(*arguments),  # all gradients, always
     **dict.fromkeys((_aten._cudnn_rnn_backward, _aten.miopen_rnn_backward), _cudnn_backward_flops),

@@ -133,6 +133,15 @@ class TestWatch:
             record.add(SGD(model.parameters(), lr=0.1, model=given, settings=OFF).gradskip)
             assert summary_of(record)["unit_ends"] == ends
 
+    def test_a_recurrent_layer_is_one_with_all_its_matrices_and_directions(self) -> None:
+        recurrent = [nn.LSTM(4, 3, num_layers=2, bidirectional=True), nn.GRUCell(6, 5, bias=False)]
+        model = nn.Sequential(*recurrent, nn.Linear(5, 2))
+        plan = make_plan(list(model.parameters()), ("linear",), model=model)
+        assert [(unit.watched, unit.end) for unit in plan.units] == [
+            ((0, 1, 4, 5), 7), ((8, 9, 12, 13), 15), ((16, 17), 17), ((18,), 18),
+        ]  # fmt: skip
+        assert unit_ends(list(model.parameters()), model) == (7, 15, 17)
+
     @pytest.mark.parametrize("with_model", [True, False])
     def test_the_rule_leaves_a_last_layer_with_a_bias(self, with_model: bool) -> None:
         """Without the model nobody knows that what is left is no more than its bias."""

@@ -523,23 +523,38 @@ def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> Non
             query, key, value = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
             return F.scaled_dot_product_attention(query, key, value)
 
+    @torch.library.custom_op("tune_cac_test::dot_product", mutates_args=())
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x @ y
+
+    product.register_autograd(lambda ctx, gradient: (gradient, gradient))
     net = Attention()
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
     record = record_of(optimizer)
     for _ in range(3):
         optimizer.zero_grad()
-        net(torch.rand(2, 5, 8)).sum().backward()
+        (net(torch.rand(2, 5, 8)).sum() + product(net.qkv.weight, torch.eye(8)).sum()).backward()
         optimizer.step()
     linear, attention = 2 * 2 * 5 * 8 * 24, 2 * (2 * 2 * 2 * 5 * 5 * 4)
     found = summary_of(record)
-    assert found["uncounted"] == []
+    assert found["uncounted"] == ["tune_cac_test.dot_product"]
     assert found["forward_flops"] == 3 * (linear + attention)
     assert found["backward_flops"] >= 3 * (linear + 2 * attention)
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings())
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_layers_of_nested_tensors_cost_what_their_rows_do(layout: torch.layout) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
     record = record_of(optimizer)
-    net.qkv(torch.nested.nested_tensor([torch.rand(3, 8)])).values().sum().backward()
-    optimizer.step()
-    assert summary_of(record)["uncounted"] == ["linear"]
+    for _ in range(3):
+        optimizer.zero_grad()
+        rows = torch.nested.nested_tensor([torch.rand(3, 4), torch.rand(2, 4)], layout=layout)
+        torch.cat(net(rows).unbind()).sum().backward()
+        optimizer.step()
+    found, first, second = summary_of(record), 2 * 5 * 4 * 6, 2 * 5 * 6 * 3
+    assert (found["forward_flops"], found["uncounted"]) == (3 * (first + second), [])
+    assert found["backward_flops"] == 3 * (first + 2 * second)
 
 
 @pytest.mark.parametrize(("later", "calls"), [(25, 16), (2, 1)])

@@ -88,7 +88,7 @@ class InputSizes:
         """Add the inputs of a call to the step's size."""
         found = [tensor for tensor in tensors_in((*args, kwargs)) if tensor.dim()]
         numbers = sum(tensor.numel() for tensor in found)
-        squares = sum(tensor.numel() ** 2 // max(1, len(tensor)) for tensor in found)
+        squares = sum(tensor.numel() ** 2 // max(1, tensor.size(0)) for tensor in found)  # nested ones have no length
         calls, n, q, reads = self._sums
         self._sums = (calls + 1, n + numbers, q + squares, reads)
         if not calls:

@@ -28,15 +28,8 @@ from torch.utils.weak import TensorWeakRef
 from trainables.gradskip.execution_order import in_autograd_function, in_backward
 from trainables.runtime.operator_flops import formula_of
 
-#: Parts of the names of expensive operations without a formula: recurrences on Apple's GPUs, attention, layers of nested
-#: tensors.
-_COSTLY = (
-    "aten.linear",
-    "lstm_mps",
-    "dot_product",
-    "flash_attention",
-    "efficient_attention",
-)
+#: Parts of the names of expensive operations without a formula: recurrences on Apple's GPUs, attention.
+_COSTLY = ("lstm_mps", "dot_product", "flash_att", "efficient_attention")
 #: The operation by which autocast converts a weight.
 _CAST = torch.ops.aten._to_copy.default
 _DETACH = torch.ops.aten.detach.default
@@ -135,7 +128,7 @@ class StepFlops(TorchDispatchMode):
         if not backward and not torch.is_grad_enabled() and not in_autograd_function():
             return out  # an evaluation
         if count is None:
-            self.uncounted.add(str(func).removeprefix("aten.").partition(".")[0])
+            self.uncounted.add(str(func).removeprefix("aten.").rpartition(".")[0])
             return out
         flops = int(count(*args, **kwargs, out_val=out))
         if backward:
@@ -182,7 +175,7 @@ class StepFlops(TorchDispatchMode):
         return float(sum(value.dim() > 1 for value in would))
 
     def _number_of(self, value: Any) -> int | None:
-        if type(value) not in _PLAIN:
+        if not _has_storage(value):
             return None
         place = value.untyped_storage().data_ptr()
         number, copy = self._copies.get(place, (-1, None))
@@ -191,7 +184,7 @@ class StepFlops(TorchDispatchMode):
     def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
         weights = Counter[int]()  # a recurrent layer has several
         for value in tree_leaves(args):
-            if isinstance(value, Tensor) and value.dim() > 1 and (number := self._number_of(value)) is not None:
+            if (number := self._number_of(value)) is not None and value.dim() > 1:  # no biases
                 weights[number] += value.numel()
         for number, elements in weights.items():
             self._of_step[number] += flops * elements // weights.total()
