@@ -97,6 +97,15 @@ def _product_flops(formula: Callable[..., int]) -> Callable[..., int]:
     return count
 
 
+def grouped_product_flops(x: Sequence[int], y: Sequence[int], *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product of matrices by groups (experts): of rows, of columns, of what is summed, or of all.
+
+    >>> [grouped_product_flops(*two) for two in (((7, 3), (2, 3, 4)), ((2, 7, 3), (3, 4)), ((2, 7, 3), (2, 3, 4)))]
+    [168, 168, 336]
+    """
+    return 2 * prod(x[-2:]) * y[-1] * (x[0] if len(x) == len(y) == 3 else 1)
+
+
 def _linear_flops(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a linear layer on a nested tensor; on others it is a product."""
     return 2 * int(x.numel()) * weight.shape[0]
@@ -128,6 +137,7 @@ _OURS: dict[Any, Callable[..., int]] = {
     **dict.fromkeys(
         (_aten._cdist_forward, _aten._euclidean_dist), lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1]
     ),
+    _aten._grouped_mm: grouped_product_flops,
     _aten.linear: _linear_flops,
     _aten.linear_backward: _linear_backward_flops,
     **dict.fromkeys((_aten.mkldnn_rnn_layer, _aten._cudnn_rnn, _aten.miopen_rnn), recurrent_flops),

@@ -131,6 +131,7 @@ def test_products_that_torch_has_no_formula_for_cost_what_their_loops_do() -> No
     tall, wide = torch.rand(6, 3), torch.rand(6, 2)
     vector = torch.rand(3)
     bilinear = torch.nn.Bilinear(3, 2, 5)
+    rows, experts, ends = torch.rand(5, 8), torch.rand(2, 8, 4), torch.tensor([2, 5], dtype=torch.int32)
     for product, flops in (
         (lambda: tall @ vector, 2 * 6 * 3),
         (lambda: torch.addmv(torch.rand(6), tall, vector), 2 * 6 * 3),
@@ -141,6 +142,8 @@ def test_products_that_torch_has_no_formula_for_cost_what_their_loops_do() -> No
         (lambda: sparse @ tall, 2 * 6 * 3),  # six numbers are stored
         (lambda: torch.sparse.mm(sparse.to_sparse_csr(), tall), 2 * 6 * 3),
         (lambda: tall.T @ tall, 2 * 3 * 6 * 3),
+        (lambda: torch._grouped_mm(rows, experts, offs=ends), 2 * (2 * 8 * 4 + 3 * 8 * 4)),
+        (lambda: torch._grouped_mm(rows.T, rows, offs=ends), 2 * (8 * 2 * 8 + 8 * 3 * 8)),
     ):
         with flop_counter() as counted, torch.no_grad():
             product()

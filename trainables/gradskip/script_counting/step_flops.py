@@ -28,8 +28,8 @@ from torch.utils.weak import TensorWeakRef
 from trainables.gradskip.execution_order import in_autograd_function, in_backward
 from trainables.runtime.operator_flops import formula_of
 
-#: Parts of the names of expensive operations without a formula: recurrences on Apple's GPUs, attention.
-_COSTLY = ("lstm_mps", "dot_product", "flash_att", "efficient_attention")
+#: Parts of the names of expensive operations without a formula: recurrences on Apple's GPUs, attention, products.
+_COSTLY = ("lstm_mps", "dot_product", "flash_att", "efficient_attention", "_mm.", "deform_conv")
 #: The operation by which autocast converts a weight.
 _CAST = torch.ops.aten._to_copy.default
 _DETACH = torch.ops.aten.detach.default
