@@ -17,6 +17,7 @@ from trainables.gradskip.replay import Blueprint
 from trainables.gradskip.script_counting import process_record
 from trainables.gradskip.script_counting import process_record as script_trace
 from trainables.gradskip.script_counting.process_record import ProcessRecord, ScriptTrace
+from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.trace_file import (
     DEFAULT_WATCH,
     TRACE_FILE,
@@ -28,6 +29,23 @@ from trainables.gradskip.script_counting.trace_file import (
 from trainables.runtime.operator_flops import flop_counter
 
 OFF = gradskip.Settings(start_thr=-1)
+
+
+def test_weights_that_share_a_storage_are_told_apart() -> None:
+    """cuDNN lays the weights of an LSTM behind each other; here two layers' are, by hand."""
+    numbers = torch.rand(5 * 4 + 3 * 5)
+    first, second = (nn.Parameter(part) for part in (numbers[:20].view(5, 4), numbers[20:].view(3, 5)))
+    counter = StepFlops()
+    counter.attribute([first, second])
+    counter.begin()
+    try:
+        counter.begin_step([])
+        torch.rand(2, 4) @ first.t() @ second.t()
+        counter.attribute_moved([first, second])
+        counter.end_step()
+    finally:
+        counter.end()
+    assert counter.shares(2) == [2 * 2 * 4 * 5, 2 * 2 * 5 * 3]
 
 
 class Residual(nn.Module):

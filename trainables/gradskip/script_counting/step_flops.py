@@ -47,7 +47,9 @@ class StepFlops(TorchDispatchMode):
         self.forward_flops = 0  # FLOPs of operations that autograd records
         self.backward_flops = 0  # FLOPs of operations inside a backward pass, recomputed activations included
         self.uncounted: set[str] = set()  # names of expensive operations whose FLOPs are unknown
-        self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
+        #: Numbers of the attributed weights, by the address of their storage, or of their first number where several
+        #: share one, as cuDNN's recurrent layers do.
+        self._weight_at: dict[int, int] = {}
         self._of_weights = Counter[int]()  # forward FLOPs by number, in steps that were taken
         self._of_step = Counter[int]()
         self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
@@ -70,14 +72,19 @@ class StepFlops(TorchDispatchMode):
 
     def attribute(self, weights: Sequence[Tensor]) -> None:
         """Count the forward FLOPs of the operations that use these weights, by weight; none ends it."""
-        self._weight_at = {weight.untyped_storage().data_ptr(): number for number, weight in enumerate(weights)}
+        places = [weight.untyped_storage().data_ptr() for weight in weights]
+        several = {place for place, count in Counter(places).items() if count > 1}
+        self._weight_at = {
+            weight.data_ptr() if place in several else place: number
+            for number, (place, weight) in enumerate(zip(places, weights, strict=True))
+        }
         self._of_weights.clear()
         self._of_step.clear()
         self._copies.clear()
 
     def attribute_moved(self, weights: Sequence[Tensor]) -> None:
         """Begin anew if these weights lie elsewhere than before, as after a conversion of the model."""
-        if any(weight.untyped_storage().data_ptr() not in self._weight_at for weight in weights):
+        if any(_has_storage(weight) and self._number_of(weight) is None for weight in weights):
             self.attribute(weights)
 
     def forget_copies(self) -> None:
@@ -179,7 +186,9 @@ class StepFlops(TorchDispatchMode):
             return None
         place = value.untyped_storage().data_ptr()
         number, copy = self._copies.get(place, (-1, None))
-        return number if copy is not None and copy() is not None else self._weight_at.get(place)
+        if copy is not None and copy() is not None:
+            return number
+        return self._weight_at.get(value.data_ptr(), self._weight_at.get(place))
 
     def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
         weights = Counter[int]()  # a recurrent layer has several
