@@ -203,7 +203,7 @@ def test_lines_of_plain_torch_train_as_the_settings_do(name: str, recorded: bool
         facts={facts_key(config): skip.blueprint},
     )  # fmt: skip
     if not recorded and config.gradskip_settings().whole_units:
-        with pytest.raises(UserError, match="whose stops are known by the names of layers, got gradskip with 2 stops"):
+        with pytest.raises(UserError, match="the layers that trial 1 stops must be known by name, and no training"):
             export_trial(row_of(layout, 1), layout.read_info(), "torch")
         return
     lines = export_trial(row_of(layout, 1), layout.read_info(), "torch", trace if recorded else None)
@@ -288,3 +288,17 @@ def test_what_lines_that_freeze_cannot_express_is_refused(settings: dict[str, An
     layout = write_study(tmp_path / "s", [{"row": row, "config": TrialConfig(**settings).to_dict()}])
     with pytest.raises(UserError, match=f"trial 0 has {what}, which lines that freeze cannot express: choose env"):
         export(layout, 0, "torch")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (TrialConfig(method="none"), "trial 0 must stop a layer, and trains all of them to its end: choose another"),
+        (TrialConfig(method="compression", agp_final_sparsity=0.5), "must be one of Gradient-Skip alone, got compress"),
+    ],
+)
+def test_what_freezes_nothing_has_no_lines_that_freeze(config: TrialConfig, said: str, tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row(), "config": config.to_dict()}])
+    for format in ("torch", "finetuning-scheduler"):
+        with pytest.raises(UserError, match=said):
+            export(layout, 0, format)
