@@ -412,6 +412,19 @@ def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
     assert_dense_is_what_torch_counts(net, (last, -1), trained)
 
 
+@pytest.mark.parametrize("covers", [False, True])
+def test_what_the_user_freezes_behind_a_stop_may_be_a_prefix_that_covers_it(covers: bool) -> None:
+    """Nobody sees whether a stopped layer is frozen, too; it is taken for that where the next one is."""
+
+    def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(10):
+            if step == 5:
+                net[: 3 if covers else 5][0 if covers else 4 :].requires_grad_(False)  # type: ignore[index]
+            learn(net, optimizer)
+
+    assert_dense_is_what_torch_counts(convolutions, (1, -1), trained)
+
+
 class Checkpointed(nn.Module):
     """Parts that are computed again, the first of which ends in a product behind which nothing is saved."""
 
