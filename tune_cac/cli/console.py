@@ -67,5 +67,5 @@ def print_list(entries: dict[str, str]) -> None:
         beside = 4
     for name, text in entries.items():
         first = f"{name:<{beside}}" if len(name) < beside else name + "\n" + " " * beside
-        lines = textwrap.wrap(text, room - beside)
+        lines = textwrap.wrap(text, room - beside, break_on_hyphens=False)
         print(first + ("\n" + " " * beside).join(lines))
