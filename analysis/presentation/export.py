@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from analysis.formatting import drop_text, drop_words, metric_words, percent, value_text
+from analysis.formatting import LINE_WIDTH, drop_text, drop_words, metric_words, percent, value_text
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import environment_lines
@@ -110,7 +110,11 @@ def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> d
 def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
     settings, norms = config.gradskip_settings(), "isinstance(module, torch.nn.modules.batchnorm._NormBase)"
     lines = ["stops = {  # by number of optimizer steps before which they stop"]
-    lines += [*(f"    {step}: {names!r}," for step, names in frozen.items()), "}"]
+    for step, names in frozen.items():
+        line = f"    {step}: {names!r},"
+        is_long = len(line) > LINE_WIDTH
+        lines += [f"    {step}: (", *(f"        {name!r}," for name in names), "    ),"] if is_long else [line]
+    lines.append("}")
     holds = settings.prefix_mode == "eval" or settings.norm_statistics == "hold"
     if settings.braking_distance > 1 or (settings.braking_distance and holds):
         lines.insert(0, f"# Updates that shrink over {settings.braking_distance} steps before a stop are left out.")
