@@ -6,6 +6,7 @@ Fractions are shown in percent and points, all other metrics in their own unit.
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from trainables.quality import Quality, allowed_amount
@@ -44,6 +45,15 @@ def percent(fraction: float) -> str:
 def whole_percent(fraction: float) -> str:
     """Format a fraction as a percentage without decimals."""
     return f"{fixed(100 * fraction, 0)} %"
+
+
+def wrapped(text: str, width: int, **options: Any) -> list[str]:
+    """Return the lines of a sentence, none of which ends between a number and its percent sign.
+
+    >>> wrapped("it saves 55.2 % of it", 13)
+    ['it saves', '55.2 % of it']
+    """
+    return [line.replace("\xa0%", " %") for line in textwrap.wrap(text.replace(" %", "\xa0%"), width, **options)]
 
 
 def plural(count: int, noun: str) -> str:

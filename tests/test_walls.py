@@ -42,6 +42,10 @@ def loaded_by(statement: str) -> set[str]:
         ("import tune_cac; dir(tune_cac)", {"torch", "ray", "pandas", "optuna"}),
         ("import tune_cac as cac; cac.gradskip.SGD", {"ray", "pandas", "optuna"}),
         (
+            "import tune_cac.integrations.trainer_skip, tune_cac.cli.main",
+            {"transformers", "lightning", "accelerate", "peft"},
+        ),
+        (
             "import tune_cac.cli.main; tune_cac.cli.main.build_parser().format_help()",
             {"torch", "ray", "pandas", "optuna", "numpy"},
         ),

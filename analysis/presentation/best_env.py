@@ -11,6 +11,7 @@ from analysis.formatting import (
     LINE_WIDTH,
     allowed_text,
     drop_words,
+    wrapped,
 )
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.confirmation import confirmation_of
@@ -158,4 +159,4 @@ def _about_answer(
 
 def comment_lines(text: str) -> list[str]:
     """Return a sentence as lines of a comment; none for an empty one."""
-    return textwrap.wrap(text, LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    return wrapped(text, LINE_WIDTH, initial_indent="# ", subsequent_indent="#   ")

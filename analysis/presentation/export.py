@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from analysis.formatting import drop_text, drop_words, metric_words, percent, plural, value_text
+from analysis.formatting import LINE_WIDTH, drop_text, drop_words, metric_words, percent, value_text
 from analysis.io.study_files import StudyInfo
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
 from analysis.presentation.best_env import environment_lines
@@ -77,11 +77,16 @@ def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> d
     """
     events = stop_events(row.get("stop_events"))
     settings, known = config.gradskip_settings(), None if trace is None else trace.facts[facts_key(config)]
-    named = all(event.get("name") for event in events) and not (settings.whole_units and known is None)
-    if config.method != "gradskip" or not events or not named:
+    if config.method not in ("gradskip", "none"):
         raise UserError(
-            f"trial {row['trial']} must be one of Gradient-Skip whose stops are known by the names of layers, got "
-            f"{config.method} with {plural(len(events), 'stop')}: choose another, or the format env"
+            f"trial {row['trial']} must be one of Gradient-Skip alone, got {config.method}: choose another, or --as env"
+        )
+    if not events:
+        raise UserError(f"trial {row['trial']} must stop a layer, and trains all of them to its end: choose another")
+    if not all(event.get("name") for event in events) or (settings.whole_units and known is None):
+        raise UserError(
+            f"the layers that trial {row['trial']} stops must be known by name, and no training of its length was "
+            "recorded: choose another, or --as env"
         )
     if settings.mode == "freezeout" or not settings.prefix_autograd:
         what = "a learning rate of each layer" if settings.prefix_autograd else "CAC_PREFIX_AUTOGRAD=0"
@@ -105,7 +110,11 @@ def _frozen_at(row: pd.Series, config: TrialConfig, trace: RunTrace | None) -> d
 def _torch_lines(config: TrialConfig, frozen: dict[int, tuple[str, ...]], trace: RunTrace | None) -> list[str]:
     settings, norms = config.gradskip_settings(), "isinstance(module, torch.nn.modules.batchnorm._NormBase)"
     lines = ["stops = {  # by number of optimizer steps before which they stop"]
-    lines += [*(f"    {step}: {names!r}," for step, names in frozen.items()), "}"]
+    for step, names in frozen.items():
+        line = f"    {step}: {names!r},"
+        is_long = len(line) > LINE_WIDTH
+        lines += [f"    {step}: (", *(f"        {name!r}," for name in names), "    ),"] if is_long else [line]
+    lines.append("}")
     holds = settings.prefix_mode == "eval" or settings.norm_statistics == "hold"
     if settings.braking_distance > 1 or (settings.braking_distance and holds):
         lines.insert(0, f"# Updates that shrink over {settings.braking_distance} steps before a stop are left out.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pandas as pd
@@ -22,8 +23,10 @@ ROWS, MOST, LEAST = 12, 30, 16
 _GAP = "  "
 
 
-def setting_words(row: pd.Series, most: int = MOST) -> str:
+def setting_words(row: pd.Series, most: int = MOST, others: Collection[str] = ()) -> str:
     """Return what a trial does in so many characters: ``24 ep, conv6 by 144`` if all up to conv6 stop by that step.
+
+    Layers called ``others`` are shortened otherwise.
 
     >>> one = {"role": "search", "method": "gradskip", "epochs": 24, "of_epochs": 30}
     >>> event = '[{"iteration": 144, "name": "encoder.layer.0.output.dense.weight"}]'
@@ -44,10 +47,10 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
         text = f"{begin}{'baseline' if row['role'] == 'baseline' else 'dense'}"
     elif row["role"] == "published":
         text = "published settings"
-    elif str(row["method"]) == "gradskip" and events and events[-1].get("name"):
-        name, when = str(events[-1]["name"]).removesuffix(".weight").removesuffix(".bias"), events[-1]["iteration"]
+    elif str(row["method"]) == "gradskip" and _layer_of(row):
+        when = events[-1]["iteration"]
         end = f"{' frozen' if when <= 0 else f' by {when}'}{alike}"
-        text = f"{begin}{_shortened(name, most - len(begin) - len(end))}{end}"
+        text = f"{begin}{_shortened(_layer_of(row), most - len(begin) - len(end), others)}{end}"
     elif str(row["method"]) == "gradskip" and not events and alike:
         text = f"{begin}dense{alike}"
     else:
@@ -56,27 +59,46 @@ def setting_words(row: pd.Series, most: int = MOST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _shortened(name: str, room: int) -> str:
-    """Shorten a layer's name from its beginning, the number of its block last of all.
+def _layer_of(row: pd.Series) -> str:
+    """Return the name of the last layer that a trial stops; empty if it is not known."""
+    events = stop_events(row.get("stop_events"))
+    return str(events[-1].get("name") or "").removesuffix(".weight").removesuffix(".bias") if events else ""
 
-    >>> [_shortened("bert.encoder.layer.3.output.LayerNorm", room) for room in (40, 20, 18, 8)]
+
+def _shortened(name: str, room: int, others: Collection[str]) -> str:
+    """Shorten a layer's name from its beginning, the number of its block last of all, and as no other one is.
+
+    >>> [_shortened("bert.encoder.layer.3.output.LayerNorm", room, ()) for room in (40, 20, 18, 8)]
     ['bert.encoder.layer.3.output.LayerNorm', '….3.output.LayerNorm', '….3….LayerNorm', '….3…Norm']
+    >>> _shortened("layer1.0.conv2", 10, ["layer2.0.conv2"])
+    'l1.0.conv2'
     """
+    taken = {form for other in others if other != name for form in _forms(other, room)}
+    forms = _forms(name, room)
+    return next((form for form in forms if form not in taken), forms[0])
+
+
+def _forms(name: str, room: int) -> list[str]:
+    """Return the forms of a layer's name that a room has, the best first; never none."""
     parts = name.split(".")
     number = max((place for place, part in enumerate(parts) if part.isdigit()), default=-1)
-    tails = [name, *(f"….{'.'.join(parts[begin:])}" for begin in range(1, max(number, 0) + 1))]
     block = f"….{parts[number]}…" if number >= 0 else "…"
-    tails += [f"{block}.{'.'.join(parts[begin:])}" for begin in range(max(number, 0) + 2, len(parts))]
-    fitting = next((tail for tail in tails if len(tail) <= room), None)
-    if fitting is not None:
-        return fitting
+    initials = [re.sub(r"^(.).*?(\d*)$", r"\1\2", part) for part in parts]
     left = room - len(block)
-    return f"{block}{parts[-1][-left:] if left > 0 else ''}"
+    forms = [
+        name,
+        *(f"….{'.'.join(parts[begin:])}" for begin in range(1, number + 1)),
+        *(f"{block}.{'.'.join(parts[begin:])}" for begin in range(number + 2, len(parts))),
+        f"{block}{parts[-1][-left:] if left > 0 else ''}",
+        ".".join([*initials[:-1], parts[-1]]),
+        ".".join(initials),
+    ]
+    return [form for form in forms if len(form) <= room] or [forms[-3]]
 
 
 def terminal_table(
     ranking: pd.DataFrame, *, width: int, allowed_drop: float | str, answer: int | None = None,
-    beats: pd.Series[Any] | None = None,
+    beats: pd.Series[Any] | None = None, most: int = ROWS,
 ) -> str:  # fmt: skip
     """Return the best rows of an `analysis.rank`, the baseline among them, in lines of at most ``width`` characters.
 
@@ -88,13 +110,14 @@ def terminal_table(
         allowed_drop: as for `analysis.rank`.
         answer: number of the recommended trial.
         beats: from `analysis.beats_shorter`.
+        most: rows, without the header.
     """
     quality = quality_of(ranking)
     rows = ranking.assign(beats=beats)
     baseline = rows["role"] == "baseline"
     others = rows[~baseline & (rows["trial"] != answer)]
     always = pd.concat([rows[baseline].head(1), rows[~baseline & (rows["trial"] == answer)]])
-    rows = pd.concat([others.head(ROWS - len(always)), always]).sort_index()
+    rows = pd.concat([others.head(most - len(always)), always]).sort_index()
     words = DropWords(rows.iloc[0], allowed_drop)
 
     def change(row: Any) -> str:
@@ -133,7 +156,8 @@ def terminal_table(
         used.pop()
     room = min(MOST, width - sum(used) - len(_GAP) * len(used))
     if room >= LEAST:
-        found.insert(1, ["setting", *(setting_words(row, room) for _, row in rows.iterrows())])
+        layers = {_layer_of(row) for _, row in rows.iterrows()}
+        found.insert(1, ["setting", *(setting_words(row, room, layers) for _, row in rows.iterrows())])
         used.insert(1, max(map(len, found[1])))
     lines = [
         _GAP.join(

@@ -339,10 +339,17 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 _ASK_FOR_GRADIENTS = ("make_inputs_require_grads", "make_inputs_require_grad")
 
 
+#: What such hooks have asked a gradient for, and would need one if nothing were stopped.
+LET_GO_OF = WeakIdKeyDictionary()
+
+
 def let_go_of_leaf(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Detach a module's output (forward hook) if it needs a gradient only because somebody has asked for it."""
-    asked = isinstance(output, Tensor) and output.requires_grad and output.is_leaf
-    return output.detach() if asked and not isinstance(output, nn.Parameter) else None
+    if not (isinstance(output, Tensor) and output.requires_grad and output.is_leaf) or isinstance(output, nn.Parameter):
+        return None
+    found = output.detach()
+    LET_GO_OF[found] = True
+    return found
 
 
 def _checkpoints_reentrantly(model: nn.Module) -> bool:
@@ -367,6 +374,10 @@ class HeldNorm:
         norm.training = getattr(norm, "momentum", None) != self._momentum and self._trains()
 
 
+#: Modules of transformers that are being called and would compute their activations again, were they in training mode.
+_NOT_CHECKPOINTED: list[nn.Module] = []
+
+
 class EvalMode:
     """Put a module into evaluation mode (forward pre-hook), whatever ``model.train()`` has set since."""
 
@@ -375,6 +386,24 @@ class EvalMode:
     def __call__(self, module: nn.Module, _args: Any) -> None:
         if module.training:
             module.training, self.acted = False, True
+        if getattr(module, "gradient_checkpointing", False):
+            _NOT_CHECKPOINTED.append(module)
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        """Note that a call has ended (forward hook), of whatever outcome."""
+        if module in _NOT_CHECKPOINTED:
+            del _NOT_CHECKPOINTED[_NOT_CHECKPOINTED.index(module) :]
+
+
+def checkpointed_region() -> Any:
+    """Return what stands for the operations that activation checkpointing would compute again together with this one.
+
+    None: it would not. Reentrant checkpoints are not seen, for what runs in them is not recorded.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook."):
+        return hooks[0]
+    return _NOT_CHECKPOINTED[-1] if _NOT_CHECKPOINTED else None
 
 
 def is_evaluated(module: nn.Module) -> bool:
@@ -427,7 +456,7 @@ class FrozenPrefix:
         self._hold_all = settings.norm_statistics == "hold_all"
         self._detach = not settings.prefix_autograd
         self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
-        self._evaluated: dict[nn.Module, tuple[RemovableHandle, EvalMode]] = {}
+        self._evaluated: dict[nn.Module, tuple[list[RemovableHandle], EvalMode]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
         self._let_go: list[RemovableHandle] = []
         self._model = model
@@ -522,10 +551,14 @@ class FrozenPrefix:
         module = member.module
         if wanted and module not in self._evaluated:
             mode = EvalMode()
-            self._evaluated[module] = (hook(module, PrefixHook(mode, self)), mode)
+            handles = [hook(module, PrefixHook(mode, self))]
+            if hasattr(module, "gradient_checkpointing"):
+                handles.append(hook(module, PrefixHook(mode.leave, self), after=True, always_call=True))
+            self._evaluated[module] = handles, mode
         elif not wanted and module in self._evaluated:
-            handle, mode = self._evaluated.pop(module)
-            handle.remove()
+            handles, mode = self._evaluated.pop(module)
+            for handle in handles:
+                handle.remove()
             if mode.acted:
                 module.training = self._trains(member.above)
 

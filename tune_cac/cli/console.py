@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from shutil import get_terminal_size
 
+from analysis.formatting import wrapped
 from trainables.errors import UserError, cannot_write
 from trainables.storage import atomic_write
 
@@ -33,23 +36,36 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
         raise cannot_write(f"{what} {path}", error, instead) from None
 
 
+def terminal_columns() -> int | None:
+    """Return the width of the terminal that standard output is; None where it is none."""
+    return get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def print_sentences(*sentences: str) -> None:
     """Print each in lines of its own: of a terminal's width, so that no number is cut, elsewhere in one."""
     for text in sentences:
-        if sys.stdout.isatty():
-            text = textwrap.fill(text, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+        if (width := terminal_columns()) is not None:
+            text = "\n".join(wrapped(text, width, break_long_words=False, break_on_hyphens=False))
         print(text)
 
 
-def print_table(cells: list[list[str]]) -> None:
-    """Print aligned columns, the header first."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def print_table(cells: list[list[str]], *, less: Iterable[str] = ()) -> None:
+    """Print aligned columns, the header first; a terminal without room for all lacks ``less``, one by one."""
+    columns = list(zip(*cells, strict=True))
+    widths = {column: max(map(len, column)) for column in columns}
+    for name in less:
+        if sum(widths[column] + 2 for column in columns) - 2 > (terminal_columns() or math.inf):
+            columns = [column for column in columns if column[0] != name]
+    for row in zip(*columns, strict=True):
+        print("  ".join(cell.ljust(widths[column]) for cell, column in zip(row, columns, strict=True)).rstrip())
 
 
 def print_list(entries: dict[str, str]) -> None:
-    """Print names with their descriptions, wrapped."""
-    width = max(map(len, entries))
+    """Print names with their descriptions, wrapped; below the names where a terminal has no room beside them."""
+    room, beside = min(110, terminal_columns() or 110), max(map(len, entries)) + 2
+    if beside > room / 2:
+        beside = 4
     for name, text in entries.items():
-        print(textwrap.fill(text, width=110, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))
+        first = f"{name:<{beside}}" if len(name) < beside else name + "\n" + " " * beside
+        lines = textwrap.wrap(text, room - beside, break_on_hyphens=False)
+        print(first + ("\n" + " " * beside).join(lines))

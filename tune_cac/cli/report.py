@@ -23,7 +23,7 @@ _Found = TypeVar("_Found")
 
 @command(
     ALLOWED_DROP,
-    argument("--all", action="store_true", help="print the whole report, every trial in it, as Markdown"),
+    argument("--all", action="store_true", help="print every trial; into a pipe or file the whole report, as Markdown"),
     argument("--output", metavar="FILE", help="the page (default: report.html in the study)"),
     argument("--picture", metavar="FILE", help="write the trade-off alone as a picture, too: .svg, .png or .pdf"),
     *STUDY,
@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.figures.outcomes import pareto
     from analysis.presentation.html import report_html
     from analysis.presentation.markdown_report import counts_line, report_markdown
-    from tune_cac.cli.console import print_sentences, write_asked
+    from analysis.presentation.terminal import ROWS
+    from tune_cac.cli.console import print_sentences, terminal_columns, write_asked
     from tune_cac.study.study_result import answer
 
     layout, info, drop = study_of(arguments)
@@ -48,12 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
         if (figure := pareto(data)) is None:
             raise UserError("--picture shows completed trials, and there are none yet")
         write_asked(file, picture_of(figure, file.suffix.lower()), "the picture to", "choose another --picture")
-    if arguments.all:
+    if arguments.all and terminal_columns() is None:
         print(report_markdown(info, found.trials, found.ranking, found.best, found.allowed_drop,
                               confirmation=found.confirmation))  # fmt: skip
     else:
         if len(found.ranking):
-            print(found.table(get_terminal_size().columns), end="\n\n")
+            most = len(found.ranking) if arguments.all else ROWS
+            print(found.table(get_terminal_size().columns, most), end="\n\n")
         print_sentences(found.headline, found.cost_line, counts_line(info, found.trials))
     say(f"Page: {page}")
     return 0 if len(found.ranking) else 1

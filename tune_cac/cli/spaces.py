@@ -14,7 +14,7 @@ from trainables.savings import saved_words
 from trainables.workloads import default_epochs
 from tune_cac.cli.arguments import WORKLOAD_OPTIONS, workload_options
 from tune_cac.cli.command import argument, command
-from tune_cac.cli.console import print_list, print_table
+from tune_cac.cli.console import print_list, print_sentences, print_table
 
 
 @command(
@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     """List the spaces, or show one: ranges on a run, published defaults, meanings."""
     if arguments.space is None:
         print_list(search_spaces.SPACES)
-        print("\nRanges and meanings of one, or of yours: python -m tune_cac spaces NAME")
+        print()
+        print_sentences("Ranges and meanings of one, or of yours: python -m tune_cac spaces NAME")
         return 0
     space = search_spaces.load(arguments.space)
     given = workload_options(arguments) or ()

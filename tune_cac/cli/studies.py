@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             "running" if is_locked(layout) else "finished" if ended else "interrupted", str(info.trials),
             percent(info.answer["saved"]) if info.answer else "", f"{_megabytes(layout.root):.1f}", name,
         ])  # fmt: skip
-    print_table(cells)
+    print_table(cells, less=("MB", "date", "trials"))
     return 0
 
 

@@ -17,7 +17,7 @@ from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.markdown_report import report_markdown, search_cost_line
 from analysis.presentation.summary_text import Answer, answer_of, headline, is_answer
-from analysis.presentation.terminal import terminal_table
+from analysis.presentation.terminal import ROWS, terminal_table
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -104,11 +104,13 @@ class SearchResult:
         """Return what the comments of ``best.env`` and ``best.yaml`` tell beside the setting."""
         return {"confirmation": self.confirmation, "line": self.control_line}
 
-    def table(self, width: int) -> str:
-        """Return the best of the ranked table in lines of at most so many characters."""
+    def table(self, width: int, rows: int = ROWS) -> str:
+        """Return the best rows of the ranked table in lines of at most so many characters."""
         beats = beats_shorter(self.ranking, self.control_line)
         number = int(self.best["trial"]) if self.best is not None and is_answer(self.best) else None
-        return terminal_table(self.ranking, width=width, allowed_drop=self.allowed_drop, answer=number, beats=beats)
+        return terminal_table(
+            self.ranking, width=width, allowed_drop=self.allowed_drop, answer=number, beats=beats, most=rows
+        )
 
 
 def answer(layout: Layout, *, allowed_drop: float | str, interrupted: bool = False) -> SearchResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 from dataclasses import replace
@@ -203,7 +204,7 @@ def test_lines_of_plain_torch_train_as_the_settings_do(name: str, recorded: bool
         facts={facts_key(config): skip.blueprint},
     )  # fmt: skip
     if not recorded and config.gradskip_settings().whole_units:
-        with pytest.raises(UserError, match="whose stops are known by the names of layers, got gradskip with 2 stops"):
+        with pytest.raises(UserError, match="the layers that trial 1 stops must be known by name, and no training"):
             export_trial(row_of(layout, 1), layout.read_info(), "torch")
         return
     lines = export_trial(row_of(layout, 1), layout.read_info(), "torch", trace if recorded else None)
@@ -288,3 +289,34 @@ def test_what_lines_that_freeze_cannot_express_is_refused(settings: dict[str, An
     layout = write_study(tmp_path / "s", [{"row": row, "config": TrialConfig(**settings).to_dict()}])
     with pytest.raises(UserError, match=f"trial 0 has {what}, which lines that freeze cannot express: choose env"):
         export(layout, 0, "torch")
+
+
+def test_many_names_have_a_line_each(tmp_path: Path) -> None:
+    """Those of adapters on all layers fill 5,000 characters."""
+    names = tuple(f"base_model.model.bert.encoder.layer.{n}.output.dense.lora_A.weight" for n in range(6))
+    config = TrialConfig(CAC_STOP_LAYER_NUM=(4,), CAC_STOP_LAYER_ITR=(-1,))
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False) for _ in names])
+    skip: Any = wrap(torch.optim.SGD(model.parameters()), config.gradskip_settings(), model=model)
+    row = result_row(0.97, 0.2, stop_events=json.dumps([{"iteration": -1, "layer": 4, "name": names[4]}]))
+    layout = write_study(tmp_path / "s", [{"row": row, "config": config.to_dict()}])
+    trace = RunTrace(
+        root="", run={}, total_steps=8, steps_per_epoch=8, layer_names=names, trains="1" * 6, stages=(),
+        facts={facts_key(config): skip.gradskip.blueprint},
+    )  # fmt: skip
+    lines = export_trial(row_of(layout, 0), layout.read_info(), "torch", trace)
+    assert max(map(len, lines.splitlines())) <= 110
+    assert ast.literal_eval(lines[lines.index("{") : lines.index("}") + 1]) == {0: names[:5]}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (TrialConfig(method="none"), "trial 0 must stop a layer, and trains all of them to its end: choose another"),
+        (TrialConfig(method="compression", agp_final_sparsity=0.5), "must be one of Gradient-Skip alone, got compress"),
+    ],
+)
+def test_what_freezes_nothing_has_no_lines_that_freeze(config: TrialConfig, said: str, tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row(), "config": config.to_dict()}])
+    for format in ("torch", "finetuning-scheduler"):
+        with pytest.raises(UserError, match=said):
+            export(layout, 0, format)

@@ -95,3 +95,23 @@ def test_the_answer_is_always_shown_and_an_unknown_loss_is_not_too_large() -> No
     assert len(text.splitlines()) == 1 + ROWS + 1
     alone = analysis.rank(to_frame([record(1, 0.97, 0.3, stop="conv6.weight")]), allowed_drop=0.005)
     assert "!" not in terminal_table(alone, width=80, allowed_drop=0.005)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shown"),
+    [("attention", "….{}.blocks.{}.attention"), ("output.LayerNorm", "s.e.l.{}.b.{}.o.LayerNorm")],
+)
+def test_two_layers_are_never_shortened_alike(layer: str, shown: str) -> None:
+    """As those of a Swin transformer's stages, of which each numbers its blocks from 0."""
+    places = [(stage, block) for stage in (0, 1) for block in (0, 1)]
+    names = [f"swin.encoder.layers.{stage}.blocks.{block}.{layer}.weight" for stage, block in places]
+    found = ranking(*(record(4 + n, 0.97, n / 100, stop=name) for n, name in enumerate(names)))
+    table = terminal_table(found, width=80, allowed_drop=0.005)
+    assert [table.count(f"   {shown.format(*place)} by 24 ") for place in places] == [1] * 4
+
+
+def test_all_rows_where_they_are_asked_for() -> None:
+    many = ranking(*(record(n, 0.97, n / 100, stop="conv6.weight") for n in range(4, 30)))
+    lines = terminal_table(many, width=80, allowed_drop=0.005, most=len(many)).splitlines()
+    assert sorted(int(line.split()[0]) for line in lines[1:31]) == list(range(30))
+    assert "report --all" not in lines[-1]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from counted_loops import record_of, settings, summary_of
 from thorough import rest_thorough
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
@@ -427,6 +428,48 @@ def test_recurrent_layers_are_counted_whole_whatever_is_frozen(last: int) -> Non
     assert found["uncounted"] == []
     assert found["dense_flops"] == pytest.approx(3 * 3 * (first + second + head), rel=0.03)  # without oneDNN, less
     assert found["backward_flops"] == pytest.approx(3 * backward, rel=0.03)
+
+
+@pytest.mark.parametrize("covers", [False, True])
+def test_what_the_user_freezes_behind_a_stop_may_be_a_prefix_that_covers_it(covers: bool) -> None:
+    """Nobody sees whether a stopped layer is frozen, too; it is taken for that where the next one is."""
+
+    def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(10):
+            if step == 5:
+                net[: 3 if covers else 5][0 if covers else 4 :].requires_grad_(False)  # type: ignore[index]
+            learn(net, optimizer)
+
+    assert_dense_is_what_torch_counts(convolutions, (1, -1), trained)
+
+
+class Checkpointed(nn.Module):
+    """Parts that are computed again, the first of which ends in a product behind which nothing is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Linear(36, 8)
+        first = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.parts = nn.ModuleList([first, *(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))])
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x.flatten(2))
+        for part in self.parts:
+            x = checkpoint(lambda value, part=part: value + part(value), x, use_reentrant=False)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("last", [5, 9, 16])
+def test_a_frozen_prefix_would_be_computed_again_where_activations_are(last: int) -> None:
+    """Of which a part is, that is, one that some of trains is computed again as it is."""
+
+    def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(5):
+            learn(net, optimizer)
+
+    assert_dense_is_what_torch_counts(Checkpointed, (last, -1), trained)
 
 
 @pytest.mark.parametrize("is_behind", [False, True])

@@ -30,6 +30,21 @@ def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixtur
     assert "first iteration of an examination" in line
 
 
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("command", ["spaces", "workloads"])
+def test_a_terminal_gets_lists_in_lines_of_its_width(
+    command: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main([command])
+    piped = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main([command]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert out.split() == piped.split()
+
+
 def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["spaces", "stop_rules"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}

@@ -54,6 +54,20 @@ def test_a_terminal_gets_lines_of_its_width_and_no_cut_number(study: Path) -> No
     assert " ".join(" ".join(lines).split()) == " ".join(plain.split())
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_terminal_gets_every_trial_in_lines_of_its_width(
+    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Markdown, whose cells it would break, goes into pipes and files."""
+    root = write_study(tmp_path / "s", [{"row": result_row()}, *(trial(n, n / 100) for n in range(1, 20))]).root
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["report", str(root), "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert sorted(int(line.split()[0].rstrip("*")) for line in lines[1:21]) == list(range(20))
+
+
 def test_a_running_study_has_a_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import optuna
     from optuna.storages.journal import JournalFileBackend

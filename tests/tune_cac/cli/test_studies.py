@@ -50,6 +50,27 @@ def test_studies_are_listed_the_latest_first(folder: Path, capsys: pytest.Captur
     assert float(two[-2]) == pytest.approx(size / 1e6, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "date state trials saved MB study"),
+        (56, "date state trials saved study"),
+        (40, "state trials saved study"),
+        (30, "state saved study"),
+    ],
+)
+def test_a_terminal_lacks_the_columns_it_has_no_room_for(
+    width: int, shown: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["studies"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == shown.split()
+    assert lines[1].split()[-1] == "two"
+    assert max(map(len, lines)) <= width
+
+
 def test_only_what_is_named_and_is_a_study_is_deleted(folder: Path, refused: Refused) -> None:
     assert "unknown study 'mine': Valid: one, three, two" in refused("studies", "delete", "one", "mine")
     assert "unknown study '../results/one'" in refused("studies", "delete", "../results/one")

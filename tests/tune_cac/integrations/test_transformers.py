@@ -437,6 +437,28 @@ def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str
     assert all(torch.equal(value, wanted[name]) for name, value in trainer.model.state_dict().items())
 
 
+@pytest.mark.parametrize("adapters", [True, False])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_what_checkpointing_would_compute_again_of_a_frozen_prefix_is_saved(
+    mode: Any, adapters: bool, bert: str, tmp_path: Path
+) -> None:
+    """Whose parts transformers does not checkpoint where they are in evaluation mode."""
+
+    def made() -> Any:
+        return lora(bert)[0] if adapters else model_of(bert)
+
+    options = {"gradient_checkpointing": True, "eval_strategy": "no", "save_strategy": "no"}
+    dense = trainer_of(bert, tmp_path, model=made(), max_steps=1, **options)
+    dense.train()
+    settings = first_block(dense.model) if adapters else STOP
+    callback = GradientSkipCallback(replace(settings, stop_layer_itr=(-1,), prefix_mode=mode))
+    trainer = trainer_of(bert, tmp_path, callback, model=made(), max_steps=2, **options)
+    trainer.train()
+    saved = trainer.state.log_history[0]["compute_saved"]
+    assert saved == pytest.approx(1 - float(sum(trainer.flops)) / float(2 * dense.flops[0]), abs=1e-9)
+    assert saved > 0.3
+
+
 @pytest.mark.slow
 def test_reentrant_checkpointing_goes_on_through_the_stop_and_says_so(bert: str, tmp_path: Path) -> None:
     model, _ = lora(bert)

@@ -3,14 +3,16 @@
 FLOPs follow the formulas of `runtime.operator_flops` and count as backward while autograd's backward pass runs.
 Operations without gradients outside of it, such as an evaluation between two steps, are not counted. What a backward
 pass ends before, since weights have been stopped, is counted in the forward pass: the gradient of each factor of a
-product costs as much as the product.
+product costs as much as the product, and so does the product itself where activation checkpointing computes it again.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
 from trainables.gradskip.execution_order import in_autograd_function, in_backward
+from trainables.gradskip.stops import LET_GO_OF, checkpointed_region
 from trainables.runtime.operator_flops import formula_of
 
 #: Parts of the names of expensive operations without a formula: recurrences on Apple's GPUs, attention, products.
@@ -35,8 +38,24 @@ _CAST = torch.ops.aten._to_copy.default
 _DETACH = torch.ops.aten.detach.default
 #: FLOPs of attention's backward pass by those of its forward pass: five products for two.
 _ATTENTION_BACKWARD = 2.5
+#: Operations whose backward pass needs neither inputs nor results, so that nothing is computed again for them.
+_SAVE_NOTHING = (
+    "_to_copy", "_unsafe_view", "add", "add_", "alias", "cat", "clone", "copy_", "detach", "expand", "mean", "neg",
+    "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "sub", "sum", "t", "transpose",
+    "unbind", "unsqueeze", "view",
+)  # fmt: skip
 #: Tensors that have a storage of their own.
 _PLAIN = (Tensor, nn.Parameter)
+
+
+@dataclass
+class _Region:
+    """Operations that activation checkpointing computes again together, up to the last that saves anything."""
+
+    is_now: Callable[[], Any] = lambda: None  # whatever `checkpointed_region` returns inside of it, while that exists
+    waiting: float = 0.0  # FLOPs that are computed again if anything behind them saves something
+    again: float = 0.0  # FLOPs that would be computed again if nothing were stopped
+    is_anyway: bool = False  # whether it is computed again as it is
 
 
 class StepFlops(TorchDispatchMode):
@@ -58,10 +77,11 @@ class StepFlops(TorchDispatchMode):
         #: reference keeps the address from being another's.
         self._would_need: dict[int, StorageWeakRef] = {}
         self._doubtful: set[int] = set()  # of these, whatever shares memory with a detached tensor
+        self._region = _Region()
 
     def begin_step(self, stopped: Sequence[Tensor]) -> None:
         """Count what the backward pass of the next step leaves out because of these weights."""
-        self.left_flops, self._would_need, self._doubtful = 0.0, {}, set()
+        self.left_flops, self._would_need, self._doubtful, self._region = 0.0, {}, set(), _Region()
         self._of_step.clear()
         for weight in stopped:
             self._note(weight)
@@ -143,6 +163,8 @@ class StepFlops(TorchDispatchMode):
         else:
             self.forward_flops += flops
             self.left_flops += left * flops
+            if left and self._region.is_now() is not None and not self._region.is_anyway:
+                self._region.waiting += flops
             if self._weight_at:
                 self._add_to_weight(args, flops)
         return out
@@ -162,10 +184,13 @@ class StepFlops(TorchDispatchMode):
         if in_backward():
             return 0.0
         values = [value for value in tree_leaves((args, kwargs)) if _has_storage(value)]
-        would = [v for v in values if not v.requires_grad and v.untyped_storage()._cdata in self._would_need]
+        known = self._would_need
+        would = [v for v in values if not v.requires_grad and (v.untyped_storage()._cdata in known or v in LET_GO_OF)]
+        needs = any(value.requires_grad for value in values)
+        if would or needs:
+            self._follow_region(needs, is_saving=func._overloadpacket.__name__ not in _SAVE_NOTHING)
         if not would:
             return 0.0
-        needs = any(value.requires_grad for value in values)
         # What is detached shares its storage and would need none.
         is_doubtful = func is _DETACH or any(value.untyped_storage()._cdata in self._doubtful for value in would)
         if is_doubtful and formula_of(func._overloadpacket) is not None:  # nothing is known
@@ -180,6 +205,19 @@ class StepFlops(TorchDispatchMode):
         if "_rnn" in str(func):  # gradients of inputs and of weights; oneDNN computes both whatever needs one
             return 2.0 * (not needs) if "mkldnn" in str(func) else 2.0 - needs
         return float(sum(value.dim() > 1 for value in would))
+
+    def _follow_region(self, needs: bool, *, is_saving: bool) -> None:
+        """Note what would be computed again because of an operation in a forward pass."""
+        now = checkpointed_region()
+        if now is not self._region.is_now():
+            self._region = _Region(is_now=weakref.ref(now) if now is not None else lambda: None)
+        region = self._region
+        if needs:
+            self.left_flops -= region.again
+            region.waiting, region.again, region.is_anyway = 0.0, 0.0, True
+        elif is_saving:
+            self.left_flops += region.waiting
+            region.waiting, region.again = 0.0, region.again + region.waiting
 
     def _number_of(self, value: Any) -> int | None:
         if not _has_storage(value):

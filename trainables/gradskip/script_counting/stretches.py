@@ -209,8 +209,9 @@ def _dense_of(measured: Sequence[Stretch]) -> dict[int, dict[Size, float]]:
         if not any(mine.values()):  # forward passes alone, such as for the statistics of averaged weights
             return mine
         shown = {size: flops for size, flops in _typical([stretch], "left_flops").items() if not reads_of(size)}
-        # Where the user has frozen something since, what was stopped may be among it.
-        if any(shown.values()) and stretch.frozen == measured[0].frozen:
+        # Where the user has frozen the layer behind what was stopped since, that may be frozen, too.
+        since = int(stretch.frozen, 16) & ~int(measured[0].frozen, 16)
+        if any(shown.values()) and not since >> int(stretch.still, 16).bit_length() & 1:
             return {size: flops + fitted(shown, _computing(size)) for size, flops in mine.items()}
         if (amounts := saved.get((*stops, stretch.loop))) is not None:
             return {size: flops + fitted(amounts, size) for size, flops in mine.items()}
