@@ -23,12 +23,15 @@ from torch.utils import _pytree as pytree
 
 from trainables.deployment.call import Call
 from trainables.deployment.fixed_model import fixed_copy
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError, check_model_first, unknown_name
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import flop_counter
 
 #: Formats, and how their files end.
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
+#: The entry of a session's configuration without which onnxruntime adds up pairs of products of integers in 16 bits,
+#: which saturate, on x86 CPUs without VNNI; on others it has no effect.
+EXACT_SUMS = ("session.x64quantprecision", "1")
 #: Operators of onnxruntime that multiply floats, each with the place of the weight among its inputs.
 FLOAT_PRODUCTS = dict.fromkeys(
     ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "GRU", "LSTM", "RNN"), 1
@@ -91,6 +94,7 @@ def export_model(
         UserError: another format, a file that cannot be there, ONNX without the extra ``export``, or a model whose
             forward pass torch cannot export, or that takes one batch size alone.
     """
+    check_model_first(model, "export_model(model, (inputs,), file)")
     file = Path(file)
     to = to or next((name for name, ending in FORMATS.items() if ending == file.suffix), "")
     if not to:
@@ -198,7 +202,7 @@ def _check_batch(program: Any, call: Call, name: str) -> None:
     except Exception as error:
         raise UserError(
             f"the forward pass of {name} takes batches of {call.size} alone: it must take their size from its inputs, "
-            "such as x.flatten(1) or x.reshape(len(x), -1)"
+            "such as x.flatten(1) or x.reshape(x.shape[0], -1); len(x) is a number when it is exported"
         ) from error
 
 
@@ -232,8 +236,9 @@ def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
 
 def _save_as_executed(model: Any, file: Path, save: Callable[[], None]) -> None:
     """Write a graph to a file, changed until onnxruntime executes what it says without detours."""
-    from trainables.deployment.integer_kernels import keep_floats
+    from trainables.deployment.integer_kernels import keep_floats, own_integers
 
+    own_integers(model.graph)
     save()
     # Extended: before layouts, which give layers other names.
     while any(node.op_type == "DequantizeLinear" for node in model.graph) and keep_floats(
@@ -267,6 +272,7 @@ def _session(file: Path, **settings: Any) -> Any:
     options = onnxruntime.SessionOptions()
     for name, value in {"log_severity_level": 3, **settings}.items():
         setattr(options, name, value)
+    options.add_session_config_entry(*EXACT_SUMS)
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 

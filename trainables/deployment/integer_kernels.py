@@ -88,6 +88,23 @@ def keep_floats(model: ir.Model, executed: Any) -> bool:
     return changed
 
 
+def own_integers(graph: ir.Graph) -> None:
+    """Give each layer weights and zero points of its own: under `EXACT_SUMS` onnxruntime cannot convert one twice."""
+    taken: set[ir.Value] = set()
+    for node in list(graph):
+        if node.op_type == "DequantizeLinear" and _array(node.inputs[0]) is not None:
+            for number, use in enumerate(list(node.outputs[0].uses())[1:]):
+                again = ir.node("DequantizeLinear", node.inputs, dict(node.attributes), name=f"{node.name}_{number}")
+                graph.insert_after(node, again)
+                use.node.replace_input_with(use.idx, again.outputs[0])
+    for node in graph:
+        for place, value in enumerate(node.inputs):
+            if value is not None and value.dtype == ir.DataType.INT8 and _array(value) is not None:
+                if value in taken:
+                    node.replace_input_with(place, _constant(graph, node, f"own_{place}", _array(value)))
+                taken.add(value)
+
+
 def _shield(graph: ir.Graph, value: ir.Value, user: ir.Node) -> None:
     """Insert an operator that onnxruntime neither removes nor looks through, and that returns its one input."""
     same = ir.node("Max", [value])

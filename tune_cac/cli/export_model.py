@@ -244,13 +244,14 @@ def _about(exported: ExportedModel, model: nn.Module) -> list[str]:
     from analysis.formatting import percent
     from trainables.compression.measures import zero_share
     from trainables.compression.quantizers import is_quantized
-    from trainables.deployment.exporting import executed_products
+    from trainables.deployment.exporting import EXACT_SUMS, executed_products
 
     lines = []
     if exported.file.suffix == ".onnx":
         integers, floats = executed_products(exported.file)
         if integers:
             lines.append(f"onnxruntime multiplies integers in {integers} of {integers + floats} layers")
+            lines.append(f"on x86 CPUs without VNNI sums of integers saturate unless a session has {'='.join(EXACT_SUMS)}")
         elif is_quantized(model):
             lines.append(f"simulated only: onnxruntime multiplies floats in all {floats} layers")
     elif exported.has_integers:
