@@ -251,7 +251,7 @@ def _about(exported: ExportedModel, model: nn.Module) -> list[str]:
         integers, floats = executed_products(exported.file)
         if integers:
             lines.append(f"onnxruntime multiplies integers in {integers} of {integers + floats} layers")
-            lines.append(f"on x86 CPUs without VNNI sums of integers saturate unless a session has {'='.join(EXACT_SUMS)}")
+            lines.append(f"on x86 CPUs without VNNI sums saturate unless a session has {'='.join(EXACT_SUMS)}")
         elif is_quantized(model):
             lines.append(f"simulated only: onnxruntime multiplies floats in all {floats} layers")
     elif exported.has_integers:
