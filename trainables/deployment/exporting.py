@@ -8,13 +8,14 @@ import logging
 import os
 import warnings
 import zlib
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,17 @@ FLOAT_PRODUCTS = dict.fromkeys(
 )
 
 
+class IntegerTensor(NamedTuple):
+    """A tensor of integers in an ONNX file, values (q - z) s: one call of a quantizer of activations."""
+
+    quantizer: str
+    """The quantizer's name in the model; calls are in their order."""
+    name: str
+    """The tensor's name in the file."""
+    step: float
+    zero: int
+
+
 @dataclass(frozen=True)
 class ExportedModel:
     """A file, and how it is called."""
@@ -56,6 +68,8 @@ class ExportedModel:
     """Names of the file's inputs, in the order of the model's tensors."""
     outputs: Any
     """Structure of the outputs, for `torch.utils._pytree.tree_unflatten`."""
+    rounded: tuple[IntegerTensor, ...] = ()
+    """Activations that an ONNX file holds as integers."""
 
     @property
     def _files(self) -> list[Path]:
@@ -125,9 +139,9 @@ def export_model(
             _check_batch(program, call, name)
             macs = _macs(fixed, call)
             if to == "onnx":
-                inputs = _write_onnx(program, file)
+                inputs, rounded = _write_onnx(program, file)
             else:
-                inputs = ()
+                inputs, rounded = (), ()
                 torch.export.save(program, file)
         except UserError:
             raise
@@ -150,6 +164,7 @@ def export_model(
         named=tuple(named),
         inputs=inputs,
         outputs=program.call_spec.out_spec,
+        rounded=rounded,
     )
 
 
@@ -221,17 +236,23 @@ def _macs(model: nn.Module, call: Call) -> int:
         return counted("cpu")
 
 
-def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
-    from trainables.deployment.integer_kernels import fit_integer_kernels
+def _write_onnx(program: Any, file: Path) -> tuple[tuple[str, ...], tuple[IntegerTensor, ...]]:
+    """Write the file and return the names of its inputs, and its activations of integers."""
+    from trainables.deployment.integer_kernels import computed_integers, fit_integer_kernels
 
     made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None
     fit_integer_kernels(made.model)
+    rounded = tuple(
+        IntegerTensor(scopes[-2], name, step, zero)
+        for node, name, step, zero in computed_integers(made.model)
+        if len(scopes := literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))) > 1
+    )
     for node in made.model.graph:  # lines of the model's source, more bytes than a small model's weights
         node.metadata_props.clear()
     _beside(file).unlink(missing_ok=True)  # of an earlier, larger model
     _save_as_executed(made.model, file, lambda: made.save(file, external_data=None))
-    return tuple(str(value.name) for value in made.model.graph.inputs)
+    return tuple(str(value.name) for value in made.model.graph.inputs), rounded
 
 
 def _save_as_executed(model: Any, file: Path, save: Callable[[], None]) -> None:
@@ -242,7 +263,7 @@ def _save_as_executed(model: Any, file: Path, save: Callable[[], None]) -> None:
     save()
     # Extended: before layouts, which give layers other names.
     while any(node.op_type == "DequantizeLinear" for node in model.graph) and keep_floats(
-        model, _executed(file, "ORT_ENABLE_EXTENDED")
+        model, _executed(file, "ORT_ENABLE_EXTENDED").graph
     ):
         save()
 
@@ -311,6 +332,33 @@ class Deployed(nn.Module):
             return getattr(self.__dict__["_trained"], name)
 
 
+class IntegerActivations:
+    """Run an ONNX file, as it is written or as onnxruntime executes it, and return its activations of integers."""
+
+    def __init__(self, exported: ExportedModel, *, as_written: bool) -> None:
+        import onnx
+        from onnxruntime import GraphOptimizationLevel
+
+        # Extended: layouts, which come after it, give tensors other names, and the same values.
+        made = onnx.load(exported.file) if as_written else _executed(exported.file, "ORT_ENABLE_EXTENDED")
+        there = {name for node in made.graph.node for name in node.output}
+        self.found = [one for one in exported.rounded if one.name in there]
+        del made.graph.output[:]
+        made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(r.name for r in self.found))
+        self._exported = exported
+        with TemporaryDirectory() as folder:
+            onnx.save(made, f"{folder}/integers.onnx", save_as_external_data=_beside(exported.file).exists())
+            level = GraphOptimizationLevel.ORT_DISABLE_ALL
+            self._session = _session(Path(folder, "integers.onnx"), graph_optimization_level=level)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[IntegerTensor, Tensor]]:
+        """Yield the activations and their values, in the order of the quantizers' calls."""
+        outputs = dict(zip((output.name for output in self._session.get_outputs()),
+                           self._session.run(None, _fed(self._exported, args, kwargs)), strict=True))  # fmt: skip
+        for one in self.found:
+            yield one, (torch.from_numpy(outputs[one.name]).double() - one.zero) * one.step
+
+
 def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
     """Quantize an ONNX file in place after training, by onnxruntime: int8 weights per channel, uint8 activations.
 
@@ -374,7 +422,7 @@ def _constants(graph: Any) -> set[str]:
 
 
 def _executed(file: Path, level: str) -> Any:
-    """Return the ONNX graph that onnxruntime makes of a file."""
+    """Return the ONNX model that onnxruntime makes of a file."""
     import onnx
     from onnxruntime import GraphOptimizationLevel
 
@@ -382,14 +430,14 @@ def _executed(file: Path, level: str) -> Any:
         optimized = f"{folder}/optimized.onnx"
         _session(file, optimized_model_filepath=optimized,
                  graph_optimization_level=getattr(GraphOptimizationLevel, level))  # fmt: skip
-        return onnx.load(optimized).graph
+        return onnx.load(optimized)
 
 
 def executed_products(file: Path) -> tuple[int, int]:
     """Return how many multiplications with weights onnxruntime executes in integers, and how many in floats."""
     from trainables.deployment.integer_kernels import INTEGER_PRODUCTS
 
-    graph = _executed(file, "ORT_ENABLE_ALL")
+    graph = _executed(file, "ORT_ENABLE_ALL").graph
     constant = _constants(graph)
     weights = {**INTEGER_PRODUCTS, **FLOAT_PRODUCTS}
     kinds = [

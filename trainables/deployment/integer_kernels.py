@@ -11,6 +11,7 @@ Symbols: w = (q - z) s, per output channel c; a batch norm multiplies by f_c = g
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,14 @@ def keep_floats(model: ir.Model, executed: Any) -> bool:
             changed = True
     RemoveUnusedNodesPass()(model)
     return changed
+
+
+def computed_integers(model: ir.Model) -> Iterator[tuple[ir.Node, str, float, int]]:
+    """Yield each DequantizeLinear of an activation, and name, step and zero point of its integers."""
+    for node in model.graph:
+        integers = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+        if integers is not None and _array(integers) is None:
+            yield node, str(integers.name), *(_array(value).item() for value in node.inputs[1:3])
 
 
 def own_integers(graph: ir.Graph) -> None:
