@@ -1,7 +1,7 @@
-"""Schedules built as Distiller's published ones are, in words of our own: trained, exported and executed by both engines.
+"""Schedules built as Distiller's published ones, in words of our own: trained, exported, executed by both engines.
 
-Filters that are removed, training with quantization, and a file for a trained model, on the ResNet of CIFAR whose layers
-those schedules name.
+Filters that are removed, training with quantization, and a file for a trained model, on the ResNet of CIFAR whose
+layers those schedules name.
 """
 
 from __future__ import annotations
