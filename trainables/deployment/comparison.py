@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from trainables.compression.quantizers.quantized_modules import INPUT, OUTPUT
 from trainables.deployment.call import Call
-from trainables.deployment.exporting import ExportedModel, IntegerActivations
+from trainables.deployment.exporting import ExportedModel, IntegerActivations, IntegerTensor
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 
@@ -121,20 +121,20 @@ class RoundedAlike(nn.Module):
         """Names of the quantizers whose integers the file has."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        calls: dict[str, list[tuple[float, Tensor]]] = {name: [] for name in self.quantizers}
-        for one, values in self._integers(args, kwargs):
-            calls[one.quantizer].append((one.step, values))
+        calls: dict[str, list[tuple[IntegerTensor, Tensor]]] = {name: [] for name in self.quantizers}
+        for one, integers in self._integers(args, kwargs):
+            calls[one.quantizer].append((one, integers))
 
         def follow(name: str, module: nn.Module, given: tuple[Tensor], rounded: Tensor) -> Tensor:
-            step, values = calls[name].pop(0)
-            (x,) = given
+            one, integers = calls[name].pop(0)
+            values, step, (x,) = (integers.to(rounded.dtype) - one.zero) * one.step, one.step, given
             apart, middle = (values - rounded).abs(), (values + rounded) / 2
             other = apart > step / 2
             allowed = (apart < 1.5 * step) & ((x - middle).abs() <= BETWEEN * step)
             self.activations += x.numel()
             self.between += int(other.sum())
             self.wrong += int((other & ~allowed).sum())
-            return torch.where(other & allowed, values.to(rounded.dtype), rounded)
+            return torch.where(other & allowed, values, rounded)
 
         handles = [self.model.get_submodule(name).register_forward_hook(partial(follow, name)) for name in calls]
         try:

@@ -342,7 +342,8 @@ class IntegerActivations:
         # Extended: layouts, which come after it, give tensors other names, and the same values.
         made = onnx.load(exported.file) if as_written else _executed(exported.file, "ORT_ENABLE_EXTENDED")
         there = {name for node in made.graph.node for name in node.output}
-        self.found = [one for one in exported.rounded if one.name in there]
+        lacking = {one.quantizer for one in exported.rounded if one.name not in there}
+        self.found = [one for one in exported.rounded if one.quantizer not in lacking]
         del made.graph.output[:]
         made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(r.name for r in self.found))
         self._exported = exported
@@ -352,11 +353,11 @@ class IntegerActivations:
             self._session = _session(Path(folder, "integers.onnx"), graph_optimization_level=level)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[IntegerTensor, Tensor]]:
-        """Yield the activations and their values, in the order of the quantizers' calls."""
+        """Yield the activations and their integers, in the order of the quantizers' calls."""
         outputs = dict(zip((output.name for output in self._session.get_outputs()),
                            self._session.run(None, _fed(self._exported, args, kwargs)), strict=True))  # fmt: skip
         for one in self.found:
-            yield one, (torch.from_numpy(outputs[one.name]).double() - one.zero) * one.step
+            yield one, torch.from_numpy(outputs[one.name])
 
 
 def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
