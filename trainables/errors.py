@@ -77,6 +77,12 @@ class WorkerDied(RuntimeError):
     """A process of a trial ended without an error: killed, out of memory, or its node is gone."""
 
 
+def check_model_first(given: object, call: str) -> None:
+    """Raise UserError unless a call's first argument is a model, as every `torch.nn.Module`."""
+    if not hasattr(given, "named_parameters"):
+        raise UserError(f"the first argument must be the model, got {type(given).__name__}: {call}")
+
+
 def nearest_name(given: str, names: Iterable[str]) -> str | None:
     """Return the name that is most like a given one, or begins with it, whatever its case; None if none does.
 

@@ -35,7 +35,7 @@ from trainables.compression.schedule.names import plain_name
 from trainables.compression.schedule.reading import validated
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import Arguments, Kind, check_installed, thin
-from trainables.errors import UserError
+from trainables.errors import UserError, check_model_first
 
 
 @dataclass(kw_only=True)
@@ -354,15 +354,13 @@ def constructor(class_name: str) -> Callable[..., Pruner | Quantizer | Regulariz
     """
 
     def build(model: nn.Module, *, name: str = class_name, seed: int = 0, **arguments: Any) -> Any:
+        check_model_first(model, f"{class_name}(model, ...)")
         findings = Findings(f"{class_name}()", {})
-        settings = validated({**PRUNERS, **QUANTIZERS, **REGULARIZERS}[class_name], plain(arguments), (), findings)
+        settings: Any = validated({**PRUNERS, **QUANTIZERS, **REGULARIZERS}[class_name], plain(arguments), (), findings)
         findings.raise_or_warn()
-        assert settings is not None
         if class_name in PRUNERS:
             return build_pruner(name, settings, model, seed=seed)
-        if class_name in QUANTIZERS:
-            return build_quantizer(name, settings, model)
-        return build_regularizer(name, settings, model)
+        return (build_quantizer if class_name in QUANTIZERS else build_regularizer)(name, settings, model)
 
     build.__name__ = build.__qualname__ = class_name
     return build

@@ -38,7 +38,7 @@ from trainables.compression.schedule.reading import check_marks
 from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.thinning import thin_again
 from trainables.config import TrialConfig
-from trainables.errors import UserError
+from trainables.errors import UserError, check_model_first
 from trainables.runtime.isolation import isolated
 from trainables.workloads import build
 
@@ -78,8 +78,9 @@ class CompressionScheduler:
         before_change: Callable[[], None] = lambda: None,
         model_changed: Callable[[], None] = lambda: None,
     ) -> None:
+        check_model_first(model, "CompressionScheduler(model, schedule, optimizer)")
         if isinstance(schedule, Optimizer):
-            schedule, optimizer = None, schedule
+            schedule, optimizer = optimizer, schedule
         self.model = model
         self.masks = Masks(model)
         self.policies: list[Scheduled] = []
@@ -92,7 +93,8 @@ class CompressionScheduler:
         self._open: int | None = None
         self._place: tuple[int, int, int] | None = None  # of the batch that `batches` has yielded
         if schedule is not None:
-            read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
+            given: Any = schedule
+            read = given if isinstance(given, Schedule) else read_schedule(given, compatible=compatible)
             self.policies, self._components = build_policies(
                 model,
                 optimizer,

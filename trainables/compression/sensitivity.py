@@ -20,7 +20,7 @@ from trainables.compression.model_copies import evaluating
 from trainables.compression.pruners import deviation, kept_after, pruned_count, smallest_mask
 from trainables.compression.schedule.names import patterns_of
 from trainables.compression.structures import Structures
-from trainables.errors import UserError
+from trainables.errors import UserError, check_model_first
 from trainables.quality import ACCURACY, Quality, allowed_amount, read_drop
 from trainables.workloads.base import Workload
 
@@ -81,6 +81,7 @@ def sensitivity_analysis(
     Rows are by parameter, in the model's order, and ascending level. UserError: a level is out of range, the kind is
     unknown, a name matches nothing, or no parameter can be pruned.
     """
+    check_model_first(model, "sensitivity_analysis(model, evaluate)")
     if kind not in get_args(Kind):
         raise UserError(f"kind of a sensitivity analysis must be one of {', '.join(get_args(Kind))}, got {kind!r}")
     for level in levels or ():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from trainables.compression.quantizers.quantized_modules import INPUT, OUTPUT
 from trainables.deployment.call import Call
+from trainables.deployment.exporting import ExportedModel, IntegerActivations, IntegerTensor
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 
@@ -92,12 +94,68 @@ def compare(
     return Compared(difference, int(sums["samples"]), metrics)
 
 
-def tolerance(model: nn.Module, workload: Workload, metric: str) -> float:
+#: How far from the middle of two steps, as a share of a step, a value may be that falls on either: more than int32
+#: biases and another order of sums move it.
+BETWEEN = 0.02
+
+
+class RoundedAlike(nn.Module):
+    """Run the trained model with every activation rounded as an ONNX file rounds it, where it may be rounded so.
+
+    A value in the middle of two steps, within `BETWEEN`, may fall on either, and what follows moves by whole steps, the
+    more the fewer the bits. With the file's choice in the model, too, outputs must be alike whatever the bits. A
+    value that the file rounds otherwise is left as the model rounds it, and counted.
+
+    Args:
+        model: on the CPU, in eval mode.
+        exported: its file.
+        as_written: whether the file is run as it is written, else as onnxruntime executes it.
+    """
+
+    def __init__(self, model: nn.Module, exported: ExportedModel, *, as_written: bool) -> None:
+        super().__init__()
+        self.model, self._integers = model, IntegerActivations(exported, as_written=as_written)
+        self.activations = self.between = self.wrong = 0
+        """Rounded so far; of these rounded to another step than the model's by the file, and where it must not."""
+        self.quantizers = frozenset(one.quantizer for one in self._integers.found)
+        """Names of the quantizers whose integers the file has."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        calls: dict[str, list[tuple[IntegerTensor, Tensor]]] = {name: [] for name in self.quantizers}
+        for one, integers in self._integers(args, kwargs):
+            calls[one.quantizer].append((one, integers))
+
+        def follow(name: str, module: nn.Module, given: tuple[Tensor], rounded: Tensor) -> Tensor:
+            one, integers = calls[name].pop(0)
+            values, step, (x,) = (integers.to(rounded.dtype) - one.zero) * one.step, one.step, given
+            apart, middle = (values - rounded).abs(), (values + rounded) / 2
+            other = apart > step / 2
+            allowed = (apart < 1.5 * step) & ((x - middle).abs() <= BETWEEN * step)
+            self.activations += x.numel()
+            self.between += int(other.sum())
+            self.wrong += int((other & ~allowed).sum())
+            return torch.where(other & allowed, values, rounded)
+
+        handles = [self.model.get_submodule(name).register_forward_hook(partial(follow, name)) for name in calls]
+        try:
+            return self.model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.model, name)
+
+
+def tolerance(model: nn.Module, workload: Workload, metric: str, alike: Container[str] = ()) -> float:
     """Return how far outputs of a file may be from the model's, as `Compared.difference`; the model is on the CPU.
 
-    An activation between two steps may fall on either, which moves what follows by whole steps, the more the fewer the
-    bits. So a quantized model's file may be half again as far from it as it is from itself with moved activations: of
-    those in the very middle, as of pixels, this moves one half and a file may move all, which makes sqrt(2) of it.
+    Quantizers ``alike`` are left as they are, for `RoundedAlike` sees to them. Others move what follows by whole steps
+    where the file rounds otherwise: it may be half again as far from the model as that is from itself with moved
+    activations. Of those in the very middle this moves one half and a file may move all, which makes sqrt(2) of it.
     """
     moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
 
@@ -106,7 +164,7 @@ def tolerance(model: nn.Module, workload: Workload, metric: str) -> float:
         return x + MOVED * x.square().mean().sqrt() * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
     for name, module in moved.named_modules():
-        if name.rpartition(".")[2] in (INPUT, OUTPUT):
+        if name.rpartition(".")[2] in (INPUT, OUTPUT) and name not in alike:
             module.register_forward_pre_hook(move)
     return TOLERANCE + 1.5 * compare(model, moved, workload, metric).difference
 

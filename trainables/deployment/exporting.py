@@ -8,13 +8,14 @@ import logging
 import os
 import warnings
 import zlib
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +24,30 @@ from torch.utils import _pytree as pytree
 
 from trainables.deployment.call import Call
 from trainables.deployment.fixed_model import fixed_copy
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError, check_model_first, unknown_name
 from trainables.runtime.isolation import kept_generators
 from trainables.runtime.operator_flops import flop_counter
 
 #: Formats, and how their files end.
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
+#: The entry of a session's configuration without which onnxruntime adds up pairs of products of integers in 16 bits,
+#: which saturate, on x86 CPUs without VNNI; on others it has no effect.
+EXACT_SUMS = ("session.x64quantprecision", "1")
 #: Operators of onnxruntime that multiply floats, each with the place of the weight among its inputs.
 FLOAT_PRODUCTS = dict.fromkeys(
     ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "GRU", "LSTM", "RNN"), 1
 )
+
+
+class IntegerTensor(NamedTuple):
+    """A tensor of integers in an ONNX file, values (q - z) s: one call of a quantizer of activations."""
+
+    quantizer: str
+    """The quantizer's name in the model; calls are in their order."""
+    name: str
+    """The tensor's name in the file."""
+    step: float
+    zero: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,8 @@ class ExportedModel:
     """Names of the file's inputs, in the order of the model's tensors."""
     outputs: Any
     """Structure of the outputs, for `torch.utils._pytree.tree_unflatten`."""
+    rounded: tuple[IntegerTensor, ...] = ()
+    """Activations that an ONNX file holds as integers."""
 
     @property
     def _files(self) -> list[Path]:
@@ -91,6 +108,7 @@ def export_model(
         UserError: another format, a file that cannot be there, ONNX without the extra ``export``, or a model whose
             forward pass torch cannot export, or that takes one batch size alone.
     """
+    check_model_first(model, "export_model(model, (inputs,), file)")
     file = Path(file)
     to = to or next((name for name, ending in FORMATS.items() if ending == file.suffix), "")
     if not to:
@@ -121,9 +139,9 @@ def export_model(
             _check_batch(program, call, name)
             macs = _macs(fixed, call)
             if to == "onnx":
-                inputs = _write_onnx(program, file)
+                inputs, rounded = _write_onnx(program, file)
             else:
-                inputs = ()
+                inputs, rounded = (), ()
                 torch.export.save(program, file)
         except UserError:
             raise
@@ -146,6 +164,7 @@ def export_model(
         named=tuple(named),
         inputs=inputs,
         outputs=program.call_spec.out_spec,
+        rounded=rounded,
     )
 
 
@@ -198,7 +217,7 @@ def _check_batch(program: Any, call: Call, name: str) -> None:
     except Exception as error:
         raise UserError(
             f"the forward pass of {name} takes batches of {call.size} alone: it must take their size from its inputs, "
-            "such as x.flatten(1) or x.reshape(len(x), -1)"
+            "such as x.flatten(1) or x.reshape(x.shape[0], -1); len(x) is a number when it is exported"
         ) from error
 
 
@@ -217,27 +236,34 @@ def _macs(model: nn.Module, call: Call) -> int:
         return counted("cpu")
 
 
-def _write_onnx(program: Any, file: Path) -> tuple[str, ...]:
-    from trainables.deployment.integer_kernels import fit_integer_kernels
+def _write_onnx(program: Any, file: Path) -> tuple[tuple[str, ...], tuple[IntegerTensor, ...]]:
+    """Write the file and return the names of its inputs, and its activations of integers."""
+    from trainables.deployment.integer_kernels import computed_integers, fit_integer_kernels
 
     made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None
     fit_integer_kernels(made.model)
+    rounded = tuple(
+        IntegerTensor(scopes[-2], name, step, zero)
+        for node, name, step, zero in computed_integers(made.model)
+        if len(scopes := literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))) > 1
+    )
     for node in made.model.graph:  # lines of the model's source, more bytes than a small model's weights
         node.metadata_props.clear()
     _beside(file).unlink(missing_ok=True)  # of an earlier, larger model
     _save_as_executed(made.model, file, lambda: made.save(file, external_data=None))
-    return tuple(str(value.name) for value in made.model.graph.inputs)
+    return tuple(str(value.name) for value in made.model.graph.inputs), rounded
 
 
 def _save_as_executed(model: Any, file: Path, save: Callable[[], None]) -> None:
     """Write a graph to a file, changed until onnxruntime executes what it says without detours."""
-    from trainables.deployment.integer_kernels import keep_floats
+    from trainables.deployment.integer_kernels import keep_floats, own_integers
 
+    own_integers(model.graph)
     save()
     # Extended: before layouts, which give layers other names.
     while any(node.op_type == "DequantizeLinear" for node in model.graph) and keep_floats(
-        model, _executed(file, "ORT_ENABLE_EXTENDED")
+        model, _executed(file, "ORT_ENABLE_EXTENDED").graph
     ):
         save()
 
@@ -267,6 +293,7 @@ def _session(file: Path, **settings: Any) -> Any:
     options = onnxruntime.SessionOptions()
     for name, value in {"log_severity_level": 3, **settings}.items():
         setattr(options, name, value)
+    options.add_session_config_entry(*EXACT_SUMS)
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
@@ -303,6 +330,34 @@ class Deployed(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["_trained"], name)
+
+
+class IntegerActivations:
+    """Run an ONNX file, as it is written or as onnxruntime executes it, and return its activations of integers."""
+
+    def __init__(self, exported: ExportedModel, *, as_written: bool) -> None:
+        import onnx
+        from onnxruntime import GraphOptimizationLevel
+
+        # Extended: layouts, which come after it, give tensors other names, and the same values.
+        made = onnx.load(exported.file) if as_written else _executed(exported.file, "ORT_ENABLE_EXTENDED")
+        there = {name for node in made.graph.node for name in node.output}
+        lacking = {one.quantizer for one in exported.rounded if one.name not in there}
+        self.found = [one for one in exported.rounded if one.quantizer not in lacking]
+        del made.graph.output[:]
+        made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(r.name for r in self.found))
+        self._exported = exported
+        with TemporaryDirectory() as folder:
+            onnx.save(made, f"{folder}/integers.onnx", save_as_external_data=_beside(exported.file).exists())
+            level = GraphOptimizationLevel.ORT_DISABLE_ALL
+            self._session = _session(Path(folder, "integers.onnx"), graph_optimization_level=level)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[IntegerTensor, Tensor]]:
+        """Yield the activations and their integers, in the order of the quantizers' calls."""
+        outputs = dict(zip((output.name for output in self._session.get_outputs()),
+                           self._session.run(None, _fed(self._exported, args, kwargs)), strict=True))  # fmt: skip
+        for one in self.found:
+            yield one, torch.from_numpy(outputs[one.name])
 
 
 def quantized_after(exported: ExportedModel, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
@@ -368,7 +423,7 @@ def _constants(graph: Any) -> set[str]:
 
 
 def _executed(file: Path, level: str) -> Any:
-    """Return the ONNX graph that onnxruntime makes of a file."""
+    """Return the ONNX model that onnxruntime makes of a file."""
     import onnx
     from onnxruntime import GraphOptimizationLevel
 
@@ -376,14 +431,14 @@ def _executed(file: Path, level: str) -> Any:
         optimized = f"{folder}/optimized.onnx"
         _session(file, optimized_model_filepath=optimized,
                  graph_optimization_level=getattr(GraphOptimizationLevel, level))  # fmt: skip
-        return onnx.load(optimized).graph
+        return onnx.load(optimized)
 
 
 def executed_products(file: Path) -> tuple[int, int]:
     """Return how many multiplications with weights onnxruntime executes in integers, and how many in floats."""
     from trainables.deployment.integer_kernels import INTEGER_PRODUCTS
 
-    graph = _executed(file, "ORT_ENABLE_ALL")
+    graph = _executed(file, "ORT_ENABLE_ALL").graph
     constant = _constants(graph)
     weights = {**INTEGER_PRODUCTS, **FLOAT_PRODUCTS}
     kinds = [

@@ -11,6 +11,7 @@ Symbols: w = (q - z) s, per output channel c; a batch norm multiplies by f_c = g
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,31 @@ def keep_floats(model: ir.Model, executed: Any) -> bool:
             changed = True
     RemoveUnusedNodesPass()(model)
     return changed
+
+
+def computed_integers(model: ir.Model) -> Iterator[tuple[ir.Node, str, float, int]]:
+    """Yield each DequantizeLinear of an activation, and name, step and zero point of its integers."""
+    for node in model.graph:
+        integers = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+        if integers is not None and _array(integers) is None:
+            yield node, str(integers.name), *(_array(value).item() for value in node.inputs[1:3])
+
+
+def own_integers(graph: ir.Graph) -> None:
+    """Give each layer weights and zero points of its own: under `EXACT_SUMS` onnxruntime cannot convert one twice."""
+    taken: set[ir.Value] = set()
+    for node in list(graph):
+        if node.op_type == "DequantizeLinear" and _array(node.inputs[0]) is not None:
+            for number, use in enumerate(list(node.outputs[0].uses())[1:]):
+                again = ir.node("DequantizeLinear", node.inputs, dict(node.attributes), name=f"{node.name}_{number}")
+                graph.insert_after(node, again)
+                use.node.replace_input_with(use.idx, again.outputs[0])
+    for node in graph:
+        for place, value in enumerate(node.inputs):
+            if value is not None and value.dtype == ir.DataType.INT8 and _array(value) is not None:
+                if value in taken:
+                    node.replace_input_with(place, _constant(graph, node, f"own_{place}", _array(value)))
+                taken.add(value)
 
 
 def _shield(graph: ir.Graph, value: ir.Value, user: ir.Node) -> None:

@@ -101,7 +101,7 @@ class Generator(nn.Module):
         self.conv = GeneratorConv2d(width // 2, 1, 3, padding=1)
 
     def forward(self, noise: Tensor) -> Tensor:
-        logits = self.blocks(self.linear(noise).view(len(noise), -1, 4, 4))
+        logits = self.blocks(self.linear(noise).unflatten(1, (-1, 4, 4)))
         return self.conv(F.relu(self.norm(logits))).sigmoid()
 
 

@@ -91,6 +91,55 @@ def test_wrong_arguments_and_names() -> None:
         cac.compression.SensitivityPruners  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda model: cac.compression.CompressionScheduler({}, model),
+            r"first argument must be the model, got dict: CompressionScheduler\(model, schedule, optimizer\)",
+        ),
+        (
+            lambda model: cac.compression.CompressionScheduler("prune.yaml", model),
+            r"must be the model, got str: CompressionScheduler\(",
+        ),
+        (
+            lambda model: cac.compression.CompressionScheduler(model, model),
+            "a schedule must be a file's name, YAML or a map, got Linear",
+        ),
+        (
+            lambda model: cac.compression.DorefaQuantizer({}, bits_weights=4),
+            r"must be the model, got dict: DorefaQuantizer\(model, \.\.\.\)",
+        ),
+        (
+            lambda model: cac.compression.sensitivity_analysis(len, model),
+            r"got builtin_function_or_method: sensitivity_analysis\(model, evaluate\)",
+        ),
+        (
+            lambda model: cac.export_model((torch.ones(1, 6),), model, "model.pt2"),
+            r"got tuple: export_model\(model, \(inputs,\), file\)",
+        ),
+    ],
+)
+def test_a_model_in_another_place_is_told_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        call(nn.Linear(6, 2))
+    assert "\n" not in str(raised.value)
+
+
+def test_optimizer_and_schedule_are_taken_in_either_order() -> None:
+    """The optimizer may take the schedule's place; a schedule behind it is not lost."""
+    model = model_of()
+    schedule = {
+        "version": 1,
+        "pruners": {"p": {"class": "SparsityLevelParameterPruner", "levels": {"0.weight": 0.5}}},
+        "policies": [{"pruner": {"instance_name": "p"}, "epochs": [0]}],
+    }
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = cac.compression.CompressionScheduler(model, optimizer, schedule)  # type: ignore[arg-type]
+    assert scheduler.training.optimizer is optimizer
+    assert len(scheduler.policies) == 1
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(OWN)

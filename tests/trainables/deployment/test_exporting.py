@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,25 @@ def test_a_batch_size_that_is_written_into_the_model_is_refused(tmp_path: Path) 
 
     with pytest.raises(UserError, match=r"of Fixed takes batches of 4 alone: it must take their size from its inputs"):
         export_model(Fixed(), (torch.randn(4, 2, 2),), tmp_path / "m.pt2")
+
+
+def test_the_sizes_that_the_message_names_vary_and_len_does_not(tmp_path: Path) -> None:
+    class Sized(nn.Module):
+        def __init__(self, code: str) -> None:
+            super().__init__()
+            self.code = code
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = eval(self.code)
+            return y
+
+    with pytest.raises(UserError, match=r"len\(x\) is a number when it is exported") as raised:
+        export_model(Sized("x.reshape(len(x), -1)"), (torch.randn(4, 2, 2),), tmp_path / "m.pt2")
+    advised = re.findall(r"x\.\w+\((?:[^()]|\[.*?\])*\)", str(raised.value))
+    assert len(advised) == 2
+    for code in advised:
+        exported = export_model(Sized(code), (torch.randn(4, 2, 2),), tmp_path / "m.pt2")
+        assert Deployed(exported, nn.Identity())(torch.randn(7, 2, 2)).shape == (7, 4)
 
 
 def test_a_module_that_keeps_an_output_is_copied(tmp_path: Path) -> None:

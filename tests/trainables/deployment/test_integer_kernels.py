@@ -215,6 +215,29 @@ def test_wide_layers_multiply_integers_also_where_results_are_added_before_round
             assert relative_difference(net(x), Deployed(exported, net, as_written=as_written)(x)) < 0.01
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_sums_of_the_greatest_integers_are_those_of_a_cpu_with_vnni(times: int, tmp_path: Path) -> None:
+    """255 * 127 * 2 does not fit into 16 bits; a layer that runs several times has one weight in the model."""
+
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.relu = nn.Linear(32, 32), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(times):
+                x = self.relu(self.layer(x)) / 32
+            return x
+
+    net, x = Repeated().eval(), torch.ones(8, 32)
+    nn.init.ones_(net.layer.weight)
+    nn.init.zeros_(net.layer.bias)
+    exported = export_model(net, (x,), tmp_path / "net.onnx")
+    assert quantized_after(exported, [((x,), {})])
+    assert executed_products(exported.file) == (times, 0)
+    torch.testing.assert_close(Deployed(exported, net)(x), x, rtol=0.02, atol=0)
+
+
 def test_transposed_convolutions_are_as_fast_where_onnxruntime_has_quantized_all(tmp_path: Path) -> None:
     net, x = Residual().eval(), torch.randn(64, 3, 8, 8)
     exported = export_model(net, (x[:4],), tmp_path / "net.onnx")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from trainables.config import TrialConfig
 from trainables.training.run import TrainingRun
 from trainables.workloads.digits import digit_splits
 from trainables.workloads.gan_digits import GAN, GanDigits, _components, frechet_distance
+
+RECIPE = Path(__file__).parents[3] / "docs" / "recipe.md"
 
 
 def config(**fields: Any) -> TrialConfig:
@@ -141,3 +145,16 @@ def test_a_discriminator_that_collapses_is_said() -> None:
 def test_a_discriminator_without_a_loss_is_said_too() -> None:
     found = {"discriminator_collapsed": 1.0, "score_deviation": 5.0, "discriminator_loss": 0.0}
     assert "without loss" in GanDigits().trouble(found)
+
+
+def test_its_generator_alone_is_exported_by_the_lines_that_the_page_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"^```python\n(.*?export_model.*?)^```$", RECIPE.read_text(), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    torch.save(GanDigits().make_model().state_dict(), "gan.pt")
+    names: dict[str, Any] = {}
+    exec(code.replace("generator.onnx", "generator.pt2"), names)  # loads without onnxscript
+    noise = torch.randn(5, 32)
+    found = torch.export.load("generator.pt2").module()(noise)
+    torch.testing.assert_close(found, names["model"].generator.eval()(noise))

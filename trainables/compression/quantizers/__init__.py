@@ -477,8 +477,7 @@ def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | Non
     ``name`` is that of the instance in the schedule, for messages. Overrides and bits are checked against the model as
     built, if it is given.
     """
-    kind = class_named(settings.class_, _QUANTIZERS, "quantizer", Quantizer)
-    quantizer = kind(name, settings)
+    quantizer: Quantizer = class_named(settings.class_, _QUANTIZERS, "quantizer", Quantizer)(name, settings)
     if model is not None:
         quantizer.plan(model)
     return quantizer

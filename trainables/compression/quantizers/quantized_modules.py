@@ -434,6 +434,8 @@ def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
 
 def quantize_input(layer: nn.Module, quantization: Quantization) -> None:
     """Quantize the first argument of a layer or model, where it is a floating-point tensor."""
+    while isinstance(layer, nn.Sequential) and len(layer):  # it would run the quantization as its last layer, too
+        layer = layer[0]
     layer.add_module(INPUT, quantization.train(layer.training))
     first = next(iter(signature(layer.forward).parameters.values()), None)
     name = "input" if first is None or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD) else first.name
@@ -452,6 +454,4 @@ def _input_quantized(
     first = args[0] if args else kwargs.get(name)
     if not (isinstance(first, Tensor) and first.is_floating_point()):
         return args, kwargs
-    if args:
-        return (quantization(first), *args[1:]), kwargs
-    return args, {**kwargs, name: quantization(first)}
+    return ((quantization(first), *args[1:]), kwargs) if args else (args, {**kwargs, name: quantization(first)})

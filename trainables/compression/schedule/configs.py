@@ -56,7 +56,6 @@ class ComponentConfig(BaseModel):
     """Checked arguments of one class of a schedule; unknown arguments are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
     class_: ClassVar[str] = ""
     """The class's name in a schedule; empty for arguments that are a part of others."""
     nested: ClassVar[dict[str, Any]] = {}
@@ -66,8 +65,7 @@ class ComponentConfig(BaseModel):
 def own_config(reference: str) -> type[ComponentConfig]:
     """Return the settings of a user's class, ``package.module:Class``, which takes any arguments."""
 
-    class Own(OverridesConfig):  # the general numbers of bits are given as those of overrides are
-        model_config = ConfigDict(extra="allow")
+    class Own(OverridesConfig, extra="allow"):  # the general numbers of bits are given as those of overrides are
         class_: ClassVar[str] = reference
         nested: ClassVar[dict[str, Any]] = {"overrides": OverridesConfig}
         weights: Names | None = None
@@ -78,9 +76,7 @@ def own_config(reference: str) -> type[ComponentConfig]:
 
 def _config(name: str, *bases: type[ComponentConfig], **fields: Any) -> type[ComponentConfig]:
     """Return the model of a class: its bases' arguments and more, each with type and default, ... if it needs one."""
-    model = create_model(f"{name}Config", __base__=bases or ComponentConfig, __module__=__name__, **fields)
-    globals()[model.__name__] = model  # settings are pickled by the name of their class
-    return model
+    return create_model(f"{name}Config", __base__=bases or ComponentConfig, __module__=__name__, **fields)
 
 
 # --- Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold ------------
@@ -466,3 +462,4 @@ CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
     "extensions": EXTENSIONS,
     "distillers": DISTILLERS,
 }
+globals().update({row.__name__: row for rows in CLASSES.values() for row in rows.values()})  # to be pickled by name

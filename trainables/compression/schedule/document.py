@@ -263,6 +263,8 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any]) -> Document
     """
     if isinstance(given, Mapping):
         return Document(TEXT, plain(given))
+    if not isinstance(given, str | os.PathLike):
+        raise ScheduleError([f"a schedule must be a file's name, YAML or a map, got {type(given).__name__}"])
     if isinstance(given, str) and ("\n" in given or given.lstrip().startswith("{")):
         source, text = TEXT, given
     else:
@@ -273,8 +275,9 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any]) -> Document
             line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
             raise ScheduleError([f"{source}:{line}: must be UTF-8 text, got byte 0x{byte:02x}"]) from None
         except (OSError, ValueError) as error:  # a zero byte in the name is a ValueError
-            why = getattr(error, "strerror", None) or error
-            raise ScheduleError([f"cannot read schedule {source}: {why}"]) from None
+            raise ScheduleError(
+                [f"cannot read schedule {source}: {getattr(error, 'strerror', None) or error}"]
+            ) from None
     try:
         return compose(text, source)
     except NotYaml as error:

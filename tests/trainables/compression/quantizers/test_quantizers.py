@@ -82,6 +82,24 @@ def test_32_bits_and_null_change_no_bit(name: str, bits: int | None) -> None:
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
+def test_a_sequence_of_layers_runs_no_quantization_as_its_last_layer() -> None:
+    """`nn.Sequential` runs every module that it has; its first layer's input is its own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 30))
+    plain = copy.deepcopy(net)
+    changes: dict[str, Any] = {"bits_weights": None, "bits_bias": None, "mode": "SYMMETRIC"}
+    build_quantizer("q", settings_of("QuantAwareTrainRangeLinearQuantizer", **changes)).prepare(net, None)
+    x = torch.randn(50, 4)
+    net(x)
+    assert len(net) == 2
+
+    def four_bits(x: Tensor) -> Tensor:
+        scale = 7.5 / x.abs().max()
+        return (x * scale).round().clamp(-8, 7) / scale
+
+    torch.testing.assert_close(net.eval()(x), plain[1](four_bits(plain[0](four_bits(x)))))
+
+
 @pytest.mark.parametrize(
     ("changes", "levels"), [({}, 16), ({"num_bits_inputs": 3}, 8), ({"quantize_inputs": False}, None)]
 )
