@@ -432,6 +432,31 @@ def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("one_ray")
+def test_a_script_that_crashes_at_each_stop_is_not_tried_on_and_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that logs the norm of every gradient."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import torch, tune_cac as cac\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))\n"
+        "optimizer = cac.gradskip.SGD(net.parameters(), lr=0.1, model=net)\n"
+        "for step in range(8):\n"
+        "    optimizer.zero_grad()\n"
+        "    net(torch.ones(3, 4)).square().sum().backward()\n"
+        "    norm = sum(p.grad.norm() for p in net.parameters())\n"
+        "    optimizer.step()\n"
+        "cac.report(accuracy=0.5)\n"
+    )
+    given = ["--space", "manual_layers", "--trials", "8", "--seeds", "1", "--concurrency", "1"]
+    assert main(["search", "--script", f"{sys.executable} train.py", *given, "--name", "s"]) == 1
+    err = capsys.readouterr().err
+    assert "all 3 trials beside the baseline failed alike (ScriptFailed: the script ended with exit code 1;" in err
+    assert "trials 1, 2, 3 failed: ScriptFailed: " in err
+    assert "3 of 4 trials failed" in err
+
+
+@pytest.mark.usefixtures("one_ray")
 def test_a_script_that_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

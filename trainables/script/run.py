@@ -224,6 +224,9 @@ LOG_FILE, ERRORS_FILE = "output.log", "errors.log"
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows, and characters of each.
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 200
+#: End of the first line of a traceback, and what is said of one that a stop causes.
+_TRACEBACK = "Traceback (most recent call last):"
+_NO_GRADIENT = ". A stopped parameter's grad is None: let the script pass over those"
 #: Begin of the last line of a traceback of an error of ours.
 _OUR_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
 #: Share of the baseline's steps, scaled to a trial's epochs, that a trial must take: a scaler may skip some.
@@ -416,12 +419,16 @@ class ScriptRun:
         yield pending
 
     def _tail(self) -> str:
-        printed = last_lines_of_failed_process(self._process)[-_SHOWN_LINES:]
-        for line in reversed(printed):
+        printed = [line.strip() for line in last_lines_of_failed_process(self._process)]
+        for line in reversed(printed[-_SHOWN_LINES:]):
             if _OUR_ERROR in line:  # it says all; what precedes it is its traceback
-                return f": {line.strip().partition(_OUR_ERROR)[2]}"
-        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in printed if line.strip()]
-        return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
+                return f": {line.partition(_OUR_ERROR)[2]}"
+        traceback = (n for n, line in reversed([*enumerate(printed)]) if line.endswith(_TRACEBACK))
+        lines = [line for line in printed[next(traceback, 0) :] if line.strip("^~ ")]  # but marks below expressions
+        shown = " | ".join(line[:_SHOWN_CHARACTERS] for line in lines[-_SHOWN_LINES:])
+        reads = any("NoneType" in line for line in lines[-1:]) and ".grad" in " ".join(lines[-3:])
+        hint = _NO_GRADIENT if reads and self.config.method != "none" else ""
+        return f"; its last lines: {shown}{hint}" if shown else "; it printed nothing"
 
     def _row(self, report: Mapping[str, Any], count: int) -> dict[str, Any]:
         quality = self.config.quality

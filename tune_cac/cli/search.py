@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         else f"Report: {report}"
     )
     failures = found.failures
-    for _, failure in failures.iterrows():
-        say(f"trial {failure['trial']} failed: {failure['error']}")
+    for error, trials in failures.groupby("error", sort=False)["trial"]:
+        say(f"trial{'s' * (len(trials) > 1)} {', '.join(map(str, trials))} failed: {error}")
     if len(failures):
         say(f"{len(failures)} of {len(found.trials)} trials failed")
     if found.interrupted:

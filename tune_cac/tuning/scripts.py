@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.trial import FixedTrial
+from optuna.trial import FixedTrial, TrialState
 
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import OF_SCRIPT
@@ -43,6 +43,8 @@ NOT_RECORDED = (
     "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
     "drawn by TPE (docs/own-training.md says what can be recorded)"
 )
+#: So many trials that fail with one error, and none that does not, end a search.
+ALIKE = 3
 #: Said where the starting point is left out.
 START_DOES_NOTHING = (
     "the space's starting point stops nothing on this run, as the baseline's shows, so it is not trained"
@@ -123,6 +125,10 @@ class ScriptSearch(StudySearch):
             return super().gave_up
         if self.trials.baseline_row() is None:
             return ""
+        others = [t for t in self.trials.all() if t.user_attrs.get("role") != "baseline" and t.state.is_finished()]
+        errors = {t.user_attrs.get("error") if t.state == TrialState.FAIL else None for t in others}
+        if len(others) >= ALIKE and len(errors) == 1 and None not in errors:
+            return f"all {len(others)} trials beside the baseline failed alike ({errors.pop()})"
         facts = self._facts()
         if facts.get("total_steps") is None:
             return "the baseline reported no step"

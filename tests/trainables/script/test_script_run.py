@@ -192,6 +192,22 @@ def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
         assert len(rows_to_the_end(run)) == 2
 
 
+@pytest.mark.parametrize("method", ["gradskip", "none"])
+def test_an_exception_is_shown_from_its_traceback_on_and_a_stop_named_as_its_cause(tmp_path: Path, method: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\nprint('epoch 1: 20 %', file=sys.stderr)\nweight = torch.nn.Linear(2, 2).weight\n"
+        "norm = 1 + weight.grad.norm()\n"
+    )
+    with pytest.raises(ScriptFailed) as told:
+        rows_of(f"{sys.executable} train.py", tmp_path, method=method)
+    hint = ". A stopped parameter's grad is None: let the script pass over those" * (method != "none")
+    assert str(told.value) == (
+        "the script ended with exit code 1; its last lines: Traceback (most recent call last): | "
+        f'File "{tmp_path}/train.py", line 4, in <module> | norm = 1 + weight.grad.norm() | '
+        f"AttributeError: 'NoneType' object has no attribute 'norm'{hint}"
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
