@@ -7,6 +7,7 @@ before it is trained, as where we train ourselves.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.trial import FixedTrial, TrialState
+from optuna.trial import FixedTrial
 
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import OF_SCRIPT
@@ -103,6 +104,7 @@ class ScriptSearch(StudySearch):
     """
 
     def __init__(self, plan: SearchPlan) -> None:
+        self._errors = Counter[str]()  # of trials beside the baseline since the search began or went on; "" for none
         self._placeholders = set(names(read_options(plan.base.options)["command"]))
         run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options, fixed=plan.context.fixed)
         lengths = plan.lengths if "epochs" in self._placeholders else ""
@@ -125,10 +127,8 @@ class ScriptSearch(StudySearch):
             return super().gave_up
         if self.trials.baseline_row() is None:
             return ""
-        others = [t for t in self.trials.all() if t.user_attrs.get("role") != "baseline" and t.state.is_finished()]
-        errors = {t.user_attrs.get("error") if t.state == TrialState.FAIL else None for t in others}
-        if len(others) >= ALIKE and len(errors) == 1 and None not in errors:
-            return f"all {len(others)} trials beside the baseline failed alike ({errors.pop()})"
+        if len(self._errors) == 1 and "" not in self._errors and (number := self._errors.total()) >= ALIKE:
+            return f"all {number} trials beside the baseline failed alike ({next(iter(self._errors))})"
         facts = self._facts()
         if facts.get("total_steps") is None:
             return "the baseline reported no step"
@@ -210,7 +210,14 @@ class ScriptSearch(StudySearch):
                 say(f"inputs vary in size: FLOPs of {facts['measured_steps']} of {facts['steps']} steps were counted, "
                     "those of the others follow from their sizes")  # fmt: skip
             self._keep_trace(trial, result, facts)
+        if trial is not None and not error and trial.user_attrs.get("role") != "baseline":
+            self._errors[""] += 1
         super().on_trial_complete(trial_id, result, error)
+
+    def tell_failure(self, trial_id: str, message: str, **cause: bool) -> bool:
+        if (trial := self._running.get(trial_id)) is not None and trial.user_attrs.get("role") != "baseline":
+            self._errors[message] += 1
+        return super().tell_failure(trial_id, message, **cause)
 
     def _keep_trace(self, trial: optuna.Trial, result: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Keep what a dense run's optimizer has recorded; without it settings are drawn by Optuna's sampler."""
