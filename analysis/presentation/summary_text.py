@@ -53,6 +53,8 @@ TREE_CAPTION = (
     "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
     "trials have in common was trained once and is drawn once."
 )
+#: Trials whose metric may be alike by chance: fewer than so many.
+_FEW = 4
 #: Gain over the baseline, in allowed drops, above which the baseline is doubted.
 _TIMES_ALLOWED = 10
 
@@ -349,8 +351,13 @@ def _recipe_of(row: pd.Series, *, held: str = "all norms held") -> list[str]:
 
 
 def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
-    """Return a sentence if the baseline seems not to have reported its end; empty otherwise."""
+    """Return a sentence if the baseline seems not to have reported its end, or the metric never moves; else empty."""
     baseline, quality = baseline_of(ranking, best), quality_of(ranking)
+    if len(ranking) >= _FEW and ranking[quality.name].nunique(dropna=False) == 1:
+        value = value_text(baseline[quality.name], quality)
+        return (
+            f"Doubtful: all {len(ranking)} trials end at the same {quality.name}, {value}, so it tells nothing of them."
+        )
     alike = ranking[numbers_of(ranking, "epochs") == number_of(baseline, "epochs")]
     most, own = numbers_of(alike, "epoch").max(), number_of(baseline, "epoch")
     if most > own:  # neither is where one of them is not known

@@ -70,6 +70,13 @@ def test_headline_says_why_nothing_is_saved_and_only_then() -> None:
     assert said == f"{NOTHING} Weight decay is 0: --space stop_rules works."
 
 
+@pytest.mark.parametrize(("last", "is_said"), [(0.97, True), (0.971, False)])
+def test_a_metric_that_is_the_same_for_all_trials_tells_nothing(last: float, is_said: bool) -> None:
+    ranking = analysis.rank(study(record(1, 0.97, 0.3), record(2, 0.97, 0.5), record(3, last, 0.4)))
+    doubt = "Doubtful: all 4 trials end at the same accuracy, 0.9700, so it tells nothing of them."
+    assert (doubt in headline(ranking, analysis.best(ranking), 0.005)) == is_said
+
+
 def over_seeds(ranking: pd.DataFrame, found: dict[int, tuple[Any, ...]]) -> pd.DataFrame:
     """The ranking with what trials lose over further seeds: number, mean, interval, worst, whether it is within."""
     table = pd.DataFrame.from_dict(found, orient="index", columns=list(SEED_COLUMNS)).reindex(ranking["trial"])
