@@ -431,6 +431,7 @@ def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch
             changed()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_script_that_crashes_at_each_stop_is_not_tried_on_and_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -65,7 +65,12 @@ def table(out: str, number: int = 0) -> dict[str, list[str]]:
             r"in torch takes \S+ ms for a batch of 32, the file \S+ of that\nonnxruntime .* [67] of 7 layers",
         ),
         (WEIGHTS_ALONE, [], r"tolerance 0\.001\)(.|\n)*simulated only: onnxruntime multiplies floats in all 7 layers"),
-        (TO_8_BITS, ["--to", "torch"], r"simulated only: int8 weights are multiplied as floats here"),
+        pytest.param(
+            TO_8_BITS,
+            ["--to", "torch"],
+            r"simulated only: int8 weights are multiplied as floats here",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_trained_file(
