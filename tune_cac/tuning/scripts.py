@@ -25,7 +25,7 @@ from trainables.errors import UserError
 from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.metrics import ROW_KEYS
 from trainables.script.placeholders import names
-from trainables.script.run import RUN_FACTS
+from trainables.script.run import RUN_FACTS, ScriptFailed
 from trainables.stage_tree.root import costs_file, facts_file, root_id
 from trainables.stage_tree.store import Chunk, StageStore
 from trainables.storage import files_of
@@ -125,10 +125,11 @@ class ScriptSearch(StudySearch):
             return super().gave_up
         if self.trials.baseline_row() is None:
             return ""
-        others = [t for t in self.trials.all() if t.user_attrs.get("role") != "baseline" and t.state.is_finished()]
-        errors = {t.user_attrs.get("error") if t.state == TrialState.FAIL else None for t in others}
-        if len(others) >= ALIKE and len(errors) == 1 and None not in errors:
-            return f"all {len(others)} trials beside the baseline failed alike ({errors.pop()})"
+        ended = self.trials.all(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        settings = [t.user_attrs for t in ended if t.user_attrs.get("role") not in ("baseline", CUT, "control")]
+        errors = [attrs.get("error", "") for attrs in settings if "continued_by" not in attrs]  # interrupted ones are
+        if len(errors) >= ALIKE and len({*errors}) == 1 and errors[0].startswith(ScriptFailed.__name__):
+            return f"all {len(errors)} settings failed alike ({errors[0]})"
         facts = self._facts()
         if facts.get("total_steps") is None:
             return "the baseline reported no step"
