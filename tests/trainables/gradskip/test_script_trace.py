@@ -98,10 +98,10 @@ def test_cudnn_computes_all_gradients_of_a_recurrent_network_or_none(layers: int
     shapes = [(24, 4), (24, 6), (24,), (24,), (24, 6), (24, 6), (24,), (24,)]
     weights = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
     x, state = torch.empty(5, 3, 4, device="meta"), torch.empty(2, 3, 6, device="meta")
-    buffer = torch.empty(1, device="meta")
+    buffer, matrices = torch.empty(1, device="meta"), tuple(weights)
 
     def run() -> Tensor:
-        found = torch._cudnn_rnn(x, weights, 4, buffer, state, state, 2, 6, 0, 2, False, 0.0, True, False, [], None)
+        found = torch._cudnn_rnn(x, matrices, 4, buffer, state, state, 2, 6, 0, 2, False, 0.0, True, False, [], None)
         return found[0] + torch.zeros((), device="meta", requires_grad=True)
 
     forward = 2 * 5 * 3 * (24 * 4 + 3 * 24 * 6)
