@@ -452,7 +452,7 @@ def test_a_script_that_crashes_at_each_stop_is_not_tried_on_and_on(
     given = ["--space", "manual_layers", "--trials", "8", "--seeds", "1", "--concurrency", "1"]
     assert main(["search", "--script", f"{sys.executable} train.py", *given, "--name", "s"]) == 1
     err = capsys.readouterr().err
-    assert "all 3 trials beside the baseline failed alike (ScriptFailed: the script ended with exit code 1;" in err
+    assert "all 3 settings failed alike (ScriptFailed: the script ended with exit code 1;" in err
     assert "trials 1, 2, 3 failed: ScriptFailed: " in err
     assert "3 of 4 trials failed" in err
 

@@ -31,6 +31,7 @@ def searcher(
     context: SpaceContext = CONTEXT,
     baseline: bool = True,
     own: Space | None = None,
+    kind: type[StudySearch] = StudySearch,
     **more: Any,
 ) -> StudySearch:
     """A searcher; its baseline has completed, as trial 0, unless told otherwise. ``more``: further arguments."""
@@ -47,7 +48,7 @@ def searcher(
         trials=1,
         **{"space": own or search_spaces.load(space), "base": TrialConfig(method="none"), **more},
     )
-    made = StudySearch(plan)
+    made = kind(plan)
     if begin:
         made.begin()
         if baseline:

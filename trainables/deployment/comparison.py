@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Container
 from functools import partial
 from statistics import median
@@ -118,12 +119,18 @@ class RoundedAlike(nn.Module):
         self.activations = self.between = self.wrong = 0
         """Rounded so far; of these rounded to another step than the model's by the file, and where it must not."""
         self.quantizers = frozenset(one.quantizer for one in self._integers.found)
-        """Names of the quantizers whose integers the file has."""
+        """Names of the quantizers whose integers the file has, since the first batch those of all their calls."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.quantizers and not self.activations:
+            called = Counter[str]()
+            self._hooked(lambda name, *_: called.update([name]), args, kwargs)
+            called.subtract(one.quantizer for one in self._integers.found)  # it has no equal or idle ones
+            self.quantizers = frozenset(name for name in self.quantizers if not called[name])
         calls: dict[str, list[tuple[IntegerTensor, Tensor]]] = {name: [] for name in self.quantizers}
         for one, integers in self._integers(args, kwargs):
-            calls[one.quantizer].append((one, integers))
+            if one.quantizer in calls:
+                calls[one.quantizer].append((one, integers))
 
         def follow(name: str, module: nn.Module, given: tuple[Tensor], rounded: Tensor) -> Tensor:
             one, integers = calls[name].pop(0)
@@ -136,7 +143,11 @@ class RoundedAlike(nn.Module):
             self.wrong += int((other & ~allowed).sum())
             return torch.where(other & allowed, values, rounded)
 
-        handles = [self.model.get_submodule(name).register_forward_hook(partial(follow, name)) for name in calls]
+        return self._hooked(follow, args, kwargs)
+
+    def _hooked(self, act: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        names = self.quantizers
+        handles = [self.model.get_submodule(name).register_forward_hook(partial(act, name)) for name in names]
         try:
             return self.model(*args, **kwargs)
         finally:

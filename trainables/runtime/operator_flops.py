@@ -78,8 +78,8 @@ def recurrent_flops(x: Sequence[int], weights: Any, *more: Any, **_: Any) -> int
 
 
 def _cudnn_backward_flops(x: Sequence[int], weights: Any, *more: Any, **_: Any) -> int:
-    output_mask = more[-1]  # of input, states and weights; those of the states come with that of the input
-    return recurrent_flops(x, weights) * (any(output_mask[:3]) + output_mask[3])
+    output_mask = more[-1]  # of input, states and weights; cuDNN computes those of input and states whatever is asked
+    return recurrent_flops(x, weights) * (1 + output_mask[3])
 
 
 def _product_flops(formula: Callable[..., int]) -> Callable[..., int]:

@@ -7,7 +7,6 @@ before it is trained, as where we train ourselves.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.trial import FixedTrial
+from optuna.trial import FixedTrial, TrialState
 
 from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import OF_SCRIPT
@@ -26,7 +25,7 @@ from trainables.errors import UserError
 from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.metrics import ROW_KEYS
 from trainables.script.placeholders import names
-from trainables.script.run import RUN_FACTS
+from trainables.script.run import RUN_FACTS, ScriptFailed
 from trainables.stage_tree.root import costs_file, facts_file, root_id
 from trainables.stage_tree.store import Chunk, StageStore
 from trainables.storage import files_of
@@ -104,11 +103,11 @@ class ScriptSearch(StudySearch):
     """
 
     def __init__(self, plan: SearchPlan) -> None:
-        self._errors = Counter[str]()  # of trials beside the baseline since the search began or went on; "" for none
         self._placeholders = set(names(read_options(plan.base.options)["command"]))
         run = replace(UNKNOWN_RUN, workload_options=plan.context.workload_options, fixed=plan.context.fixed)
         lengths = plan.lengths if "epochs" in self._placeholders else ""
         super().__init__(replace(plan, context=run, sharing=False, lengths=lengths))
+        self._before = len(self.study.trials)
 
     def begin(self) -> None:
         """Queue the baseline; the starting point depends on the run that it reports."""
@@ -127,8 +126,12 @@ class ScriptSearch(StudySearch):
             return super().gave_up
         if self.trials.baseline_row() is None:
             return ""
-        if len(self._errors) == 1 and "" not in self._errors and (number := self._errors.total()) >= ALIKE:
-            return f"all {number} trials beside the baseline failed alike ({next(iter(self._errors))})"
+        ended = self.trials.all(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        new = [t.user_attrs for t in ended if t.number >= self._before]  # what failed before --resume is tried on
+        settings = [attrs for attrs in new if attrs.get("role") not in ("baseline", CUT, "control")]
+        errors = [attrs.get("error", "") for attrs in settings if "continued_by" not in attrs]  # interrupted ones are
+        if len(errors) >= ALIKE and len({*errors}) == 1 and errors[0].startswith(ScriptFailed.__name__):
+            return f"all {len(errors)} settings failed alike ({errors[0]})"
         facts = self._facts()
         if facts.get("total_steps") is None:
             return "the baseline reported no step"
@@ -210,14 +213,7 @@ class ScriptSearch(StudySearch):
                 say(f"inputs vary in size: FLOPs of {facts['measured_steps']} of {facts['steps']} steps were counted, "
                     "those of the others follow from their sizes")  # fmt: skip
             self._keep_trace(trial, result, facts)
-        if trial is not None and not error and trial.user_attrs.get("role") != "baseline":
-            self._errors[""] += 1
         super().on_trial_complete(trial_id, result, error)
-
-    def tell_failure(self, trial_id: str, message: str, **cause: bool) -> bool:
-        if (trial := self._running.get(trial_id)) is not None and trial.user_attrs.get("role") != "baseline":
-            self._errors[message] += 1
-        return super().tell_failure(trial_id, message, **cause)
 
     def _keep_trace(self, trial: optuna.Trial, result: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Keep what a dense run's optimizer has recorded; without it settings are drawn by Optuna's sampler."""

@@ -91,6 +91,38 @@ def test_a_file_may_round_otherwise_but_not_be_of_another_model(bits: int, tmp_p
     assert tolerance(model, workload, metric, of_quantizers) == TOLERANCE
 
 
+class Twice(nn.Module):
+    """Of two equal calls a file has one, and none that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.relu, self.last = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        self.relu(5 * x)
+        y: Tensor = self.last(self.relu(x)) + self.last(self.relu(x))
+        return y
+
+
+@pytest.mark.slow
+def test_quantizers_that_run_more_often_than_in_the_file_are_left_as_they_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Twice().eval(), torch.rand(8, 4)
+    settings = settings_of("PostTrainLinearQuantizer", clip_n_stds=None, clip_acts="NONE")
+    quantizer = build_quantizer("q", settings)
+    quantizer.prepare(model, None)
+    for module in model.modules():
+        module.train(isinstance(module, CalibratedRange))
+    model(x)
+    quantizer.finish_epoch(model)
+    alike = RoundedAlike(model.eval(), export_model(model, (x,), tmp_path / "net.onnx"), as_written=True)
+    assert torch.allclose(alike(x), model(x))
+    assert "first.quantized_output" in alike.quantizers
+    assert "relu.quantized_output" not in alike.quantizers
+    assert alike.wrong == 0
+
+
 def test_a_call_is_caught_before_the_model_runs() -> None:
     class Refuses(nn.Module):
         def forward(self, x: Tensor, *, mask: Tensor, flag: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 from trainables import gradskip
 from trainables.gradskip.numbering import Numbering
@@ -46,6 +47,65 @@ def test_weights_that_share_a_storage_are_told_apart() -> None:
     finally:
         counter.end()
     assert counter.shares(2) == [2 * 2 * 4 * 5, 2 * 2 * 5 * 3]
+
+
+def test_a_weight_without_numbers_ends_no_training() -> None:
+    weight, counter = nn.Parameter(torch.empty(3, 0)), StepFlops()
+    counter.attribute([weight])
+    counter.begin()
+    try:
+        counter.begin_step([])
+        torch.rand(2, 0) @ weight.t()
+        counter.end_step()
+    finally:
+        counter.end()
+    assert counter.shares(1) == [0]
+
+
+def left_and_computed(stopped: Sequence[nn.Parameter], run: Callable[[], Tensor]) -> tuple[float, int]:
+    counter = StepFlops()
+    for weight in stopped:
+        weight.requires_grad_(False)
+    counter.begin_step(stopped)
+    counter.begin()
+    try:
+        run().sum().backward()
+    except NotImplementedError:  # cuDNN's backward pass, without a GPU
+        pass
+    finally:
+        counter.end()
+    return counter.left_flops, counter.backward_flops
+
+
+def test_what_checkpoints_compute_again_of_a_whole_stopped_body_is_left_out() -> None:
+    """The head behind the last checkpoint trains: what it needs is in none."""
+    blocks = [nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4)) for _ in range(3)]
+    head, x = nn.Linear(4, 2), torch.rand(5, 4)
+
+    def run() -> Tensor:
+        out = x
+        for block in blocks:
+            out = checkpoint(block, out, use_reentrant=False)
+        return torch.as_tensor(head(out))
+
+    _, dense = left_and_computed([], run)
+    for count in (1, 2, 3):
+        assert sum(left_and_computed([p for block in blocks[:count] for p in block.parameters()], run)) == dense
+
+
+@pytest.mark.parametrize(("layers", "times"), [(0, 0), (1, 0), (2, 2)])
+def test_cudnn_computes_all_gradients_of_a_recurrent_network_or_none(layers: int, times: int) -> None:
+    shapes = [(24, 4), (24, 6), (24,), (24,), (24, 6), (24, 6), (24,), (24,)]
+    weights = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
+    x, state = torch.empty(5, 3, 4, device="meta"), torch.empty(2, 3, 6, device="meta")
+    buffer, matrices = torch.empty(1, device="meta"), tuple(weights)
+
+    def run() -> Tensor:
+        found = torch._cudnn_rnn(x, matrices, 4, buffer, state, state, 2, 6, 0, 2, False, 0.0, True, False, [], None)
+        return found[0] + torch.zeros((), device="meta", requires_grad=True)
+
+    forward = 2 * 5 * 3 * (24 * 4 + 3 * 24 * 6)
+    assert left_and_computed(weights[: 4 * layers], run)[0] == times * forward
 
 
 class Residual(nn.Module):

@@ -172,6 +172,9 @@ def test_recurrent_layers_cost_what_their_products_do(kind: type[torch.nn.Module
     formulas = [formula_of(op) for op in (torch.ops.aten._cudnn_rnn, torch.ops.aten._cudnn_rnn_backward)]
     counts = [formula(x, list(layers.parameters()), 4, (True, False, False, True)) for formula in formulas if formula]
     assert counts == expected
+    asked = (False, False, False, True)  # of an input without a gradient; cuDNN computes that all the same
+    assert formulas[1] is not None
+    assert formulas[1](x, list(layers.parameters()), 4, asked) == expected[1]
 
 
 class _Compiled(Tiny):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from optuna.trial import TrialState, create_trial
+from searchers import searcher
 
+from analysis.metrics.ranking import CUT
 from analysis.trace_replay.traces import OF_SCRIPT, read_trace
 from trainables.config import TrialConfig
 from trainables.gradskip.script_counting.trace_file import ScriptFacts, to_bytes
+from trainables.script.run import RUN_FACTS
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.scripts import write_root
+from tune_cac.tuning.scripts import ALIKE, ScriptSearch, write_root
 
 CONFIG = TrialConfig(workload="script", workload_options=("command=true",), method="none", epochs=1)
 FACTS = ScriptFacts(
@@ -52,3 +57,24 @@ def test_pickles_are_not_loaded(tmp_path: Path) -> None:
     np.savez(path, values=np.array([Path], dtype=object), facts=np.array("{}"))
     with pytest.raises(ValueError, match="allow_pickle"):
         write_root(tmp_path, CONFIG, ROW, TOLD, path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("error", "attrs", "ends"),
+    [
+        ("ScriptFailed: the script ended with exit code 1", {"role": "search"}, True),
+        ("interrupted", {"role": "search", "continued_by": "later"}, False),
+        ("TrainingDiverged: the accuracy is nan in report 1", {"role": "search"}, False),
+        ("ScriptFailed: the script ended with exit code 1", {"role": CUT}, False),
+    ],
+)
+def test_settings_that_fail_alike_end_a_search(error: str, attrs: dict[str, str], ends: bool, tmp_path: Path) -> None:
+    """Trials of a killed search, which begin again, are none, nor those that lost the metric or were shorter."""
+    search = searcher(tmp_path, kind=ScriptSearch, base=CONFIG, space="manual_layers", begin=False)
+    facts = {**TOLD, "unit_ends": [0], "has_model": True}
+    done = {"role": "baseline", "row": ROW, "config": CONFIG.to_dict(), RUN_FACTS: json.dumps(facts)}
+    search.study.add_trial(create_trial(values=[0.5, 0.0], user_attrs=done))
+    for _ in range(ALIKE):
+        search.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**attrs, "error": error}))
+    assert search.gave_up == (f"all 3 settings failed alike ({error})" if ends else "")
+    assert not ScriptSearch(search.plan).gave_up  # of --resume

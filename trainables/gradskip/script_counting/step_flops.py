@@ -202,15 +202,18 @@ class StepFlops(TorchDispatchMode):
                     self._note(value, is_doubtful=is_doubtful)
         if "dot_product" in str(func):
             return 0.0 if needs else _ATTENTION_BACKWARD
-        if "_rnn" in str(func):  # gradients of inputs and of weights; oneDNN computes both whatever needs one
-            return 2.0 * (not needs) if "mkldnn" in str(func) else 2.0 - needs
+        if "mkldnn_rnn" in str(func):  # it computes the gradients of inputs and weights whatever needs one
+            return 2.0 * (not needs)
+        if "_rnn" in str(func):  # cuDNN those of inputs, and of the weights all or none
+            would_weights = any(value is weight for value in would for weight in args[1])
+            return float(not needs) + (would_weights and not any(weight.requires_grad for weight in args[1]))
         return float(sum(value.dim() > 1 for value in would))
 
     def _follow_region(self, needs: bool, *, is_saving: bool) -> None:
         """Note what would be computed again because of an operation in a forward pass."""
         now = checkpointed_region()
-        if now is not self._region.is_now():
-            self._region = _Region(is_now=weakref.ref(now) if now is not None else lambda: None)
+        if now is None or now is not self._region.is_now():  # what was the last region may not exist any more
+            self._region = _Region() if now is None else _Region(is_now=weakref.ref(now))
         region = self._region
         if needs:
             self.left_flops -= region.again
@@ -234,7 +237,7 @@ class StepFlops(TorchDispatchMode):
             if (number := self._number_of(value)) is not None and value.dim() > 1:  # no biases
                 weights[number] += value.numel()
         for number, elements in weights.items():
-            self._of_step[number] += flops * elements // weights.total()
+            self._of_step[number] += flops * elements // (weights.total() or 1)
 
 
 def _has_storage(value: Any) -> bool:
