@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +34,21 @@ def test_a_row_in_trainings() -> None:
     assert in_trainings({"search_flops": 0, "executed_flops": 10, "dense_flops": 20}) == 0
     assert in_trainings({"search_flops": 5, "executed_flops": 10, "dense_flops": 20}) == 0.25
     assert in_trainings({"executed_flops": 10, "dense_flops": 20}) == 0.5
+
+
+@pytest.mark.parametrize("variable", ["TERM", "NO_COLOR"])
+def test_a_terminal_has_colours_unless_the_user_wants_none(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv(variable, "xterm-256color")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with SearchProgress(quiet_searcher(), to_run=4) as progress:
+            progress.on_trial_result(0, [], a_trial(0), result_row())
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "0/4 trials" in shown
+    assert (re.search(r"\x1b\[[\d;]*3[0-8]", shown) is None) == (variable == "NO_COLOR")
 
 
 def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFixture[str]) -> None:
