@@ -212,7 +212,9 @@ def headline(
     parts = (
         text,
         "Confirmed on fresh seeds." if again is not None and again["confirmed"] else "",
-        _on_test_split(best, words) if answer_of(best, confirmation).confidence is None else "",
+        _on_test_split(best, words) or _never_moves(ranking, quality)
+        if answer_of(best, confirmation).confidence is None
+        else "",
         _recipe_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         _not_retrained(ranking, best, confirmation),
         against_shorter(best, line, confirmation),
@@ -333,6 +335,15 @@ def _on_test_split(best: pd.Series, words: DropWords) -> str:
     return f"On the test split, which decided nothing, it ends {words.at(lost)}."
 
 
+def _never_moves(ranking: pd.DataFrame, quality: Quality) -> str:
+    """Return that the metric is the same for every trial, on the test split, too, if it is; empty otherwise."""
+    values = [ranking[name] for name in (quality.name, quality.test) if name in ranking]
+    if len(ranking) < _FEW or any(value.nunique(dropna=False) > 1 for value in values):
+        return ""
+    value = value_text(values[0].iloc[0], quality)
+    return f"Doubtful: all {len(ranking)} trials end at the same {quality.name}, {value}, so it tells nothing of them."
+
+
 def _recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
     """Return what the best's norms and learning rates do without a stop; empty where they are the baseline's."""
     known = ranking.loc[dense_alike(ranking, pd.Series({**best, "CAC_VAR_START_THR": -1.0})) or []]
@@ -351,13 +362,8 @@ def _recipe_of(row: pd.Series, *, held: str = "all norms held") -> list[str]:
 
 
 def _baseline_warning(ranking: pd.DataFrame, best: pd.Series, allowed_drop: float | str) -> str:
-    """Return a sentence if the baseline seems not to have reported its end, or the metric never moves; else empty."""
+    """Return a sentence if the baseline seems not to have reported its end; empty otherwise."""
     baseline, quality = baseline_of(ranking, best), quality_of(ranking)
-    if len(ranking) >= _FEW and ranking[quality.name].nunique(dropna=False) == 1:
-        value = value_text(baseline[quality.name], quality)
-        return (
-            f"Doubtful: all {len(ranking)} trials end at the same {quality.name}, {value}, so it tells nothing of them."
-        )
     alike = ranking[numbers_of(ranking, "epochs") == number_of(baseline, "epochs")]
     most, own = numbers_of(alike, "epoch").max(), number_of(baseline, "epoch")
     if most > own:  # neither is where one of them is not known
