@@ -137,7 +137,7 @@ _OURS: dict[Any, Callable[..., int]] = {
     **dict.fromkeys(
         (_aten._cdist_forward, _aten._euclidean_dist), lambda x1, *_, out_shape, **__: 2 * prod(out_shape) * x1[-1]
     ),
-    _aten._grouped_mm: grouped_product_flops,
+    **({_aten._grouped_mm: grouped_product_flops} if hasattr(_aten, "_grouped_mm") else {}),  # not in torch 2.6
     _aten.linear: _linear_flops,
     _aten.linear_backward: _linear_backward_flops,
     **dict.fromkeys((_aten.mkldnn_rnn_layer, _aten._cudnn_rnn, _aten.miopen_rnn), recurrent_flops),
