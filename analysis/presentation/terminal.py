@@ -47,10 +47,10 @@ def setting_words(row: pd.Series, most: int = MOST, others: Collection[str] = ()
         text = f"{begin}{'baseline' if row['role'] == 'baseline' else 'dense'}"
     elif row["role"] == "published":
         text = "published settings"
-    elif str(row["method"]) == "gradskip" and _layer_of(row):
+    elif str(row["method"]) == "gradskip" and (name := _layer_of(row)):
         when = events[-1]["iteration"]
         end = f"{' frozen' if when <= 0 else f' by {when}'}{alike}"
-        text = f"{begin}{_shortened(_layer_of(row), most - len(begin) - len(end), others)}{end}"
+        text = f"{begin}{_shortened(name, most - len(begin) - len(end), others)}{end}"
     elif str(row["method"]) == "gradskip" and not events and alike:
         text = f"{begin}dense{alike}"
     else:

@@ -360,7 +360,9 @@ def constructor(class_name: str) -> Callable[..., Pruner | Quantizer | Regulariz
         findings.raise_or_warn()
         if class_name in PRUNERS:
             return build_pruner(name, settings, model, seed=seed)
-        return (build_quantizer if class_name in QUANTIZERS else build_regularizer)(name, settings, model)
+        if class_name in QUANTIZERS:
+            return build_quantizer(name, settings, model)
+        return build_regularizer(name, settings, model)
 
     build.__name__ = build.__qualname__ = class_name
     return build

@@ -42,7 +42,7 @@ OPTIONS = options_of(SearchOptions)
 def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
-    from analysis.presentation.summary_text import is_answer
+    from analysis.presentation.summary_text import is_answer, trial_numbers
     from tune_cac.cli.console import print_sentences
     from tune_cac.tuning.run import resume as resume_study
     from tune_cac.tuning.run import search as search_study
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         else f"Report: {report}"
     )
     failures = found.failures
-    for error, trials in failures.groupby("error", sort=False)["trial"]:
-        say(f"trial{'s' * (len(trials) > 1)} {', '.join(map(str, trials))} failed: {error}")
+    for error, trials in failures.groupby("error", sort=False, dropna=False)["trial"]:
+        say(f"{trial_numbers(list(trials))} failed: {error}")
     if len(failures):
         say(f"{len(failures)} of {len(found.trials)} trials failed")
     if found.interrupted:

@@ -275,9 +275,8 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any]) -> Document
             line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
             raise ScheduleError([f"{source}:{line}: must be UTF-8 text, got byte 0x{byte:02x}"]) from None
         except (OSError, ValueError) as error:  # a zero byte in the name is a ValueError
-            raise ScheduleError(
-                [f"cannot read schedule {source}: {getattr(error, 'strerror', None) or error}"]
-            ) from None
+            why = getattr(error, "strerror", None) or error
+            raise ScheduleError([f"cannot read schedule {source}: {why}"]) from None
     try:
         return compose(text, source)
     except NotYaml as error:
