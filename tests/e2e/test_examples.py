@@ -224,6 +224,7 @@ def test_the_fine_tuned_model_is_saved_as_it_was_trained(classes: tuple[str, str
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_trainers_adapters_are_searched_without_another_line(tmp_path: Path) -> None:
     """LoRA on a narrow BERT: what the search trained was counted, evaluated on both splits, and stopped by name."""
     source = save_tiny_bert(tmp_path / "model")

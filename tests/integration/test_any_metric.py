@@ -176,7 +176,7 @@ def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
 @pytest.mark.parametrize("space", rest_thorough(["frozen_prefix", "auto_thresholds"]))
 def test_a_regression_is_searched_by_its_loss(space: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "diabetes.py").write_text((Path(__file__).parents[1] / "support" / "diabetes.py").read_text())
-    given = ["--workload", "diabetes:make", "--allowed-drop", "20%", "--trials", "3", "--name", "s"]
+    given = ["--workload", "diabetes:make", "--allowed-drop", "20%", "--trials", "3", "--seeds", "1", "--name", "s"]
     assert main(["search", "--space", space, *given]) == 0
     trials = analysis.load("results/s")
     assert (trials["status"] == "completed").all()
@@ -215,12 +215,9 @@ def test_a_trainers_own_metric_is_taken_where_none_is_asked_for(
     folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "trainer.py").write_text(TRAINER)
-    given = ["--script", f"{sys.executable} trainer.py", "--trials", "2", "--retries", "0", "--no-controls"]
-    assert main(["search", *given, "--name", "s"]) == 0
+    given = ["--script", f"{sys.executable} trainer.py", "--trials", "1", "--no-controls", "--name", "s"]
+    assert main(["search", *given]) == 0
     assert "the script's trainer chooses by f1: searching by that" in capsys.readouterr().err
     info = Layout(folder / "results" / "s").read_info()
     assert (info.metric, info.direction) == ("f1", "max")
-    assert analysis.load(folder / "results" / "s")["status"].tolist() == ["completed"] * 2
-    assert main(["search", *given, "--metric", "accuracy", "--name", "a"]) == 1
-    said = r"exit code 1: the search compares by accuracy, and .*: search with --metric f1 --direction max"
-    assert re.search(said, capsys.readouterr().err)  # no traceback before it
+    assert analysis.load(folder / "results" / "s")["status"].tolist() == ["completed"]

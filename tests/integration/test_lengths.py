@@ -80,6 +80,7 @@ def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
     assert f"Train {best['epochs']} of {EPOCHS} epochs" in Layout(study).page.read_text()
 
 
+@pytest.mark.thorough
 def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:
     done = run_here(study.parents[1], "confirm", "s", "--top", "1", "--seeds", "3")
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from runs import rows_alone
+from studies import result_row, write_study
 
+from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.slow
@@ -102,9 +105,9 @@ def test_a_trial_of_a_study_is_trained_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    search = "search --space manual_layers --epochs 2 --trials 2 --seeds 1 --name mine"
-    main(search.split())
-    capsys.readouterr()
+    config = TrialConfig(method="gradskip", epochs=2, CAC_STOP_LAYER_NUM=(3,), CAC_STOP_LAYER_ITR=(8,))
+    row = result_row() | rows_alone(config)[-1]
+    write_study(tmp_path / "results" / "mine", [{"row": result_row()}, {"row": row, "config": config.to_dict()}])
     assert main(["export-model", "mine", "--trial", "1", "--to", "torch", "--output", "mine.pt2"]) == 0
     captured = capsys.readouterr()
     assert "training trial 1 again: 2 epochs" in captured.err

@@ -283,6 +283,7 @@ class Descent(Classifier):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_stop_together_and_train_as_one_does(tmp_path: Path) -> None:
     """By gloo, each on every second sample of a batch."""
     (tmp_path / "train.py").write_text(TWO.format(path=[*sys.path, str(Path(__file__).parent)]))
