@@ -22,6 +22,7 @@ from analysis.formatting import ROUNDING
 from analysis.io.checked import is_value, numbers_of
 from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.metrics.saving import quality_of
+from trainables.savings import SAVED
 
 #: Values of the column ``control``: a setting, or the baseline, that is trained again on a further seed, its number in
 #: the column ``candidate``; and the dense run cut to the compute of a setting of that number.
@@ -31,6 +32,9 @@ CONFIDENCE = 0.95
 #: Probability that the mean over all seeds is within the allowed loss below which a setting gets no more seeds. To ask
 #: of an answer that its mean is surely within costs more than it gives (docs/findings.md "Seeds").
 HOPELESS = 0.1
+#: Compute that a setting saves less, at least, than one that lost too much, a fraction: closer ones would only be
+#: further chances of the same.
+LESS = 0.01
 #: Degrees of freedom of the expected deviation.
 EXPECTED_DF = 2
 #: What is decided of a setting.
@@ -93,6 +97,7 @@ def over_seeds(losses: Mapping[int, Sequence[float]], expected: float) -> dict[i
     expected_df = EXPECTED_DF if expected > 0 else 0
     df = expected_df + sum(len(one) - 1 for one in finite)
     squares = expected_df * expected**2 + sum(float(((one - one.mean()) ** 2).sum()) for one in finite)
+    df = df if squares > ROUNDING**2 else 0  # equal losses tell nothing of the noise
     deviation = math.sqrt(squares / df) if df else math.nan
     return {
         number: OverSeeds(
@@ -137,12 +142,26 @@ def compared_values(trials: pd.DataFrame) -> pd.Series[float]:
 
 
 def ignores_seed(trials: pd.DataFrame) -> bool:
-    """Return whether the baseline is the same on several further seeds, as of a script that does not read them."""
-    first = trials[is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")].head(1)
-    again = trials[is_value(trials, "control", OTHER_SEED) & is_value(trials, "status", "completed")]
-    again = again[again["candidate"].isin(first["trial"])]
+    """Return whether baseline and settings are the same on further seeds, as of a script that does not read them.
+
+    Of the baseline alone that is not told: all of a small split may be right on every seed.
+    """
+    again, first = _on_seeds(trials), trials[is_value(trials, "role", "baseline")]["trial"]
     values = compared_values(trials)
-    return len(again) > 1 and bool((values[again.index] == values[first.index].sum()).all())
+    own = again["candidate"].map(values.set_axis(trials["trial"]).groupby(level=0).first())
+    both = again["candidate"].isin(first).nunique() == 2
+    return both and bool((values[again.index] == own).all())
+
+
+def _on_seeds(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the completed runs of the baseline and of settings on further seeds."""
+    return trials[is_value(trials, "control", OTHER_SEED) & is_value(trials, "status", "completed")]
+
+
+def mean_over_seeds(trials: pd.DataFrame, column: str) -> pd.Series[float]:
+    """Return the mean of a column over the completed runs of each setting on further seeds, by its number."""
+    again = _on_seeds(trials)
+    return numbers_of(again, column).groupby(numbers_of(again, "candidate").astype(int)).mean()
 
 
 def losses_of(trials: pd.DataFrame, split: str | None = None) -> tuple[dict[int, dict[int, float]], float]:
@@ -184,8 +203,12 @@ def losses_of(trials: pd.DataFrame, split: str | None = None) -> tuple[dict[int,
 
 
 #: Columns that `with_seeds` adds: number of further seeds, mean loss with its interval, loss of the worst seed, by how
-#: much the mean losses of both splits differ, NaN with one split, and whether the mean is within the allowed loss.
-SEED_COLUMNS = ("seeds", "drop_mean", "drop_low", "drop_high", "drop_worst", "drop_splits", "within_over_seeds")
+#: much the mean losses of both splits differ, NaN with one split, whether the mean is within the allowed loss, and the
+#: mean shares of compute and time saved.
+SEED_COLUMNS = (
+    "seeds", "drop_mean", "drop_low", "drop_high", "drop_worst", "drop_splits", "within_over_seeds", "saved_mean",
+    "time_saved_mean",
+)  # fmt: skip
 
 
 def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) -> pd.DataFrame:
@@ -193,7 +216,7 @@ def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) ->
 
     Args:
         ranking: the completed trials.
-        trials: all trials of the study.
+        trials: all trials of the study, with what they save (`ranking.relative_to_baseline`).
         limit: the allowed loss of each completed trial.
     """
     losses, expected = losses_of(trials)
@@ -201,6 +224,7 @@ def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) ->
     if not found:
         return ranking
     quality, rows = quality_of(trials), {}
+    saved = [mean_over_seeds(trials, name) for name in (SAVED, "time_saved")]
     both = compared_column(trials) == quality.test and quality.name in trials
     splits = [losses_of(trials, name)[0] for name in (quality.name, quality.test)] if both else []
     for number, one in found.items():
@@ -209,7 +233,8 @@ def with_seeds(ranking: pd.DataFrame, trials: pd.DataFrame, limit: pd.Series) ->
         allowed = float(limit[ranking["trial"] == number].max())
         means = [float(np.mean([*split[number].values()])) for split in splits] if math.isfinite(one.mean) else []
         apart = float(np.ptp(means)) if means else math.nan
-        rows[number] = (one.n, one.mean, *one.interval, one.worst, apart, one.is_within(allowed))
+        means = [float(mean.get(number, math.nan)) for mean in saved]
+        rows[number] = (one.n, one.mean, *one.interval, one.worst, apart, one.is_within(allowed), *means)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(SEED_COLUMNS)).reindex(ranking["trial"])
     kinds: dict[str, Any] = {**dict.fromkeys(SEED_COLUMNS, "float64"), "seeds": "Int64", "within_over_seeds": "boolean"}
     return ranking.assign(**{name: table[name].astype(kinds[name]).set_axis(ranking.index) for name in SEED_COLUMNS})

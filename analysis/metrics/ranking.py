@@ -21,6 +21,7 @@ from analysis.io.checked import check_distinct_trials, group_codes, is_value, ke
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.metrics.over_seeds import (
+    LESS,
     OTHER_SEED,
     SHORTER_ON_SEED,
     OverSeeds,
@@ -263,7 +264,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         line.attrs["losses"], line.attrs["expected"] = losses_of(trials)
         on_seeds = trials[is_value(trials, "control", SHORTER_ON_SEED)]
         if len(on_seeds):
-            line.attrs["epochs"] = on_seeds.groupby(on_seeds["candidate"].astype(int))["epochs"].first().astype(int)
+            line.attrs["epochs"] = on_seeds.groupby(on_seeds["candidate"].astype(int))["epochs"].last().astype(int)
     return line
 
 
@@ -305,11 +306,11 @@ def insignificant_difference(line: pd.DataFrame, accuracy: Any) -> NDArray[np.fl
 
 
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
-    """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
+    """Return whether each trial is better in the metric than a cut dense run of the same compute.
 
-    That is ``ahead``, ``behind`` or, within `insignificant_difference`, ``alike``; NA beyond the line's end, for its
-    own points, for trials that save nothing or did not complete, and where the study ranks by other compute than that
-    of training.
+    That is ``ahead``, ``behind`` or ``alike``: over further seeds where that run was trained on them (`over_shorter`),
+    else by one seed (within `insignificant_difference`). NA beyond the line's end, for its own points, for trials that
+    save nothing or did not complete, and where the study ranks by other compute than that of training.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
@@ -328,7 +329,18 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     more = quality.sign * (value - reached)
     nothing = insignificant_difference(line, (value + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [AHEAD, BEHIND], ALIKE), index=trials.index)
-    return words.astype("string").mask(~judged.to_numpy())
+    words = words.astype("string").mask(~judged.to_numpy())
+    if line.attrs.get("losses"):
+        for at in trials.index[judged]:
+            if (found := ahead_of_shorter(trials.loc[at], line)) is not None:
+                words[at] = over_shorter(found[2])
+    return words
+
+
+def over_shorter(ahead: OverSeeds) -> str:
+    """Return the word for what a setting loses less than a cut dense run over further seeds, by its interval."""
+    low, high = ahead.interval
+    return AHEAD if low > 0 else BEHIND if high < 0 else ALIKE
 
 
 def ahead_of_shorter(best: pd.Series, line: pd.DataFrame) -> tuple[int, OverSeeds, OverSeeds] | None:
@@ -406,7 +418,7 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     keys = (  # the last one is the primary one
         done["trial"],
         -quality.sign * done[quality.name],
-        -done[SAVED].where(done["within_drop"], 0),
+        -on_average(done).where(done["within_drop"], 0),
         done[quality.drop].where(~done["within_drop"], 0),
         ~done["within_drop"],
     )
@@ -417,11 +429,16 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float | str | None = None) -> pd
     return done
 
 
+def on_average(ranking: pd.DataFrame, saved: str = SAVED) -> pd.Series[float]:
+    """Return a share saved by each setting: its mean over further seeds, where rules stop otherwise, else its own."""
+    return numbers_of(ranking, f"{saved}_mean").fillna(numbers_of(ranking, saved))
+
+
 def best(ranking: pd.DataFrame) -> pd.Series | None:
     """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    Of those with most seeds: a search may have ended amid a setting's. Where none was trained on further seeds: the
-    first that is within it on the search's own. None if there is none.
+    Of those with most seeds: a search may have ended amid a setting's. Where none is: the first that is within it on
+    the search's own seed, of those that were not tried on others and save less than what was. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -434,8 +451,12 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool)]
     if "within_over_seeds" in ranking:
-        within = within[within["within_over_seeds"].fillna(False)]
-        within = within[within["seeds"] == within["seeds"].max()]
+        tried = within[within["within_over_seeds"].fillna(False)]
+        if tried.empty:  # as where time was up before the next one's turn
+            refused = ranking[ranking["seeds"].notna()]
+            within = within[within["seeds"].isna() & (within[SAVED] <= refused[SAVED].min() - LESS + ROUNDING)]
+        else:
+            within = tried[tried["seeds"] == tried["seeds"].max()]
     return within.iloc[0] if len(within) else None
 
 

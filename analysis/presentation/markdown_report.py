@@ -101,7 +101,8 @@ def _over_seeds(row: pd.Series, quality: Quality) -> str:
     if pd.isna(row["seeds"]):
         return ""
     lost = drop_cell(row["drop_mean"], quality) if math.isfinite(row["drop_mean"]) else "failed"
-    return f"{lost} ({row['seeds']})"
+    saved = number_of(row, "saved_mean")
+    return f"{lost}{'' if math.isnan(saved) else f', saved {percent(saved)}'} ({row['seeds']})"
 
 
 def _number(value: Any, decimals: int) -> str:

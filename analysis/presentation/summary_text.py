@@ -38,6 +38,8 @@ from analysis.metrics.ranking import (
     beats_shorter,
     dense_alike,
     insignificant_difference,
+    on_average,
+    over_shorter,
     reference_values,
 )
 from analysis.metrics.saving import quality_of, saved_of_one, saving_of
@@ -125,15 +127,15 @@ class Answer:
     """A study's answer in numbers; losses in the metric's unit, below 0 where it is better than the baseline."""
 
     trial: int
-    saved: float  # of the compute that the study ranks by, a fraction
-    time_saved: float | None  # a fraction, one measurement
+    saved: float  # of the compute that the study ranks by, a fraction; mean over the seeds
+    time_saved: float | None  # a fraction; mean over the search's further seeds, else of one run
     loss: float  # mean over the seeds
     low: float | None  # ends of its interval; None for the search's own seed, and where nothing is known of the noise
     high: float | None
     worst: float | None  # loss of the worst seed
     splits: float | None = None  # by how much the losses on both splits differ, which other data could, too
-    seeds: int  # seeds that chose nothing; 1: the search's own alone
-    confidence: float | None  # of the interval
+    seeds: int  # seeds that chose nothing; 0: all is of the search's own
+    confidence: float | None  # of the interval; None without one
     compared: str  # what the loss is of, such as "test accuracy"
     confirmed: bool | None = None  # by fresh seeds; None where none were trained
 
@@ -141,7 +143,8 @@ class Answer:
 def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answer:
     """Return the numbers of a study's answer, of its confirmation where it was retrained there."""
     quality, again = quality_of(best), confirmation_of(confirmation, best)
-    time = number_of(best, "time_saved")
+    seeds = 0 if pd.isna(best.get("seeds")) else int(best["seeds"])
+    saved, time = (float(on_average(best.to_frame().T, name).iloc[0]) for name in (SAVED, "time_saved"))
     common: dict[str, Any] = {
         "trial": int(best["trial"]),
         "time_saved": None if math.isnan(time) or saving_of(best) != TRAINING else time,
@@ -152,14 +155,12 @@ def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answ
             high=float(again["drop_high"]), worst=float(again["drop_worst"]), seeds=int(again["seeds"]),
             confidence=float(again["confidence"]), compared=compared(again), confirmed=bool(again["confirmed"]),
         )  # fmt: skip
-    common |= {"saved": float(saved_of_one(best))}
-    seeds = best.get("seeds")
-    if seeds is None or pd.isna(seeds):
+    common |= {"saved": saved, "seeds": seeds}
+    if not seeds:
         words = metric_words(quality)
         return Answer(
-            **common, loss=float(best[quality.drop]), low=None, high=None, worst=None, seeds=1, confidence=None,
-            compared=words,
-        )  # fmt: skip
+            **common, loss=float(best[quality.drop]), low=None, high=None, worst=None, confidence=None, compared=words
+        )
     tested = not pd.isna(best.get(quality.test))
     words = f"{quality.name} of both splits" if tested else metric_words(quality)
     low, high, splits = (
@@ -167,7 +168,7 @@ def answer_of(best: pd.Series, confirmation: pd.DataFrame | None = None) -> Answ
     )
     return Answer(
         **common, loss=float(best["drop_mean"]), low=low, high=high, splits=splits, worst=float(best["drop_worst"]),
-        seeds=int(seeds), confidence=CONFIDENCE, compared=words,
+        confidence=None if low is None else CONFIDENCE, compared=words,
     )  # fmt: skip
 
 
@@ -213,8 +214,9 @@ def headline(
         text,
         "Confirmed on fresh seeds." if again is not None and again["confirmed"] else "",
         _on_test_split(best, words) or _never_moves(ranking, quality)
-        if answer_of(best, confirmation).confidence is None
+        if not answer_of(best, confirmation).seeds
         else "",
+        _refused(ranking, best),
         _recipe_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         _not_retrained(ranking, best, confirmation),
         against_shorter(best, line, confirmation),
@@ -230,13 +232,13 @@ def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd
         time = percent(abs(found.time_saved))
         saving += f" ({time} of the time)" if found.time_saved >= 0 else f" (in {time} more time)"
     lost, allowed = words.change(found.loss), f"{drop_text(words.limit, words.quality)} allowed."
-    if found.confidence is None:
+    if not found.seeds:
         lost += f" on one seed, {allowed}"
         if confirmation_of(confirmation, best) is None:
             lost += " What other seeds give is not known."
     else:
         about = []
-        if found.low is not None and found.high is not None:
+        if found.low is not None and found.high is not None and found.confidence is not None:
             about.append(f"{whole_percent(found.confidence)}: {words.range(found.low, found.high)}")
         if found.seeds > 1 and found.worst is not None:
             about.append(f"worst seed {words.change(found.worst, unit=False)}")
@@ -320,11 +322,18 @@ def _no_recommendation(ranking: pd.DataFrame, allowed_drop: float | str, confirm
     refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
     if refuted:
         return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones."
-    if "seeds" in ranking and (tried := ranking[(ranking["drop_mean"] < math.inf) & (ranking[SAVED] > 0)]).size:
-        nearest = tried.iloc[int(tried["drop_mean"].argmin())]
-        said = answer_sentence(nearest, allowed_drop)
-        text += f" Nearest is trial {nearest['trial']}: {said[0].lower()}{said[1:]}"
-    return text
+    return " ".join(filter(None, (text, nearest_sentence(ranking, allowed_drop))))
+
+
+def nearest_sentence(ranking: pd.DataFrame, allowed_drop: float | str) -> str:
+    """Return what loses least of what saves something, over further seeds if any was tried there; empty for none."""
+    column = "drop_mean" if "seeds" in ranking else quality_of(ranking).drop
+    tried = ranking[(ranking[column] < math.inf) & (ranking[SAVED] > 0)]
+    if tried.empty:
+        return ""
+    nearest = tried.iloc[int(tried[column].argmin())]
+    said = answer_sentence(nearest, allowed_drop)
+    return f"Nearest is trial {nearest['trial']}: {said[0].lower()}{said[1:]}"
 
 
 def _on_test_split(best: pd.Series, words: DropWords) -> str:
@@ -342,6 +351,12 @@ def _never_moves(ranking: pd.DataFrame, quality: Quality) -> str:
         return ""
     value = value_text(values[0].iloc[0], quality)
     return f"Doubtful: all {len(ranking)} trials end at the same {quality.name}, {value}, so it tells nothing of them."
+
+
+def _refused(ranking: pd.DataFrame, best: pd.Series) -> str:
+    """Return, of an answer of one seed, how many settings lost too much over further ones; empty for none."""
+    refused = int(ranking["seeds"].notna().sum()) if "seeds" in ranking and pd.isna(best["seeds"]) else 0
+    return f"{plural(refused, 'setting')} that saved more lost too much over further seeds." if refused else ""
 
 
 def _recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
@@ -408,13 +423,12 @@ def against_shorter(best: pd.Series, line: pd.DataFrame | None, confirmation: pd
     quality, again = quality_of(best), confirmation_of(confirmation, best)
     if (found := ahead_of_shorter(best, line)) is not None and (again is None or again["seeds"] <= 1):
         epochs, its, ahead = found
-        words, (low, high) = DropWords(best, 0.0), ahead.interval
-        verb = AHEAD if low > 0 else BEHIND if high < 0 else ALIKE
+        words, (low, high), verb = DropWords(best, 0.0), ahead.interval, _VERBS[over_shorter(ahead)]
         by = words.change(-ahead.mean, unit=False)
         if not math.isnan(low):
             by += f", {whole_percent(CONFIDENCE)}: {words.range(-high, -low)}"
         return (
-            f"Simply training {plural(epochs, 'epoch')}: {words.change(its.mean)}; the setting {_VERBS[verb]} that on "
+            f"Simply training {plural(epochs, 'epoch')}: {words.change(its.mean)}; the setting {verb} that on "
             f"{'these seeds' if its.n > 1 else 'this seed'} ({by})."
         )
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.formatting import percent, plural, unit_of_drop, whole_percent
 from analysis.metrics.over_seeds import CONFIDENCE
+from analysis.metrics.ranking import on_average
 from analysis.metrics.saving import quality_of
 from analysis.presentation.figures.figure import stop_events
 from analysis.presentation.settings_text import cut_words
@@ -113,7 +114,7 @@ def terminal_table(
         most: rows, without the header.
     """
     quality = quality_of(ranking)
-    rows = ranking.assign(beats=beats)
+    rows = ranking.assign(beats=beats, **{name: on_average(ranking, name) for name in (SAVED, "time_saved")})
     baseline = rows["role"] == "baseline"
     others = rows[~baseline & (rows["trial"] != answer)]
     always = pd.concat([rows[baseline].head(1), rows[~baseline & (rows["trial"] == answer)]])

@@ -87,7 +87,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         allowed_drop=found.allowed_drop,
         headline=found.headline,
         cost_line=found.cost_line,
-        best_env=best_env(info, best, found.allowed_drop, **found.about),
+        best_env=best_env(info, best, found.allowed_drop, **found.about, nearest=found.nearest),
         status="running" if is_locked(layout) else "finished",
         gradients=None if epochs is None else gradient_statistics(epochs),
         clusters=gradient_clusters(trials),

@@ -16,7 +16,7 @@ from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.markdown_report import report_markdown, search_cost_line
-from analysis.presentation.summary_text import Answer, answer_of, headline, is_answer
+from analysis.presentation.summary_text import Answer, answer_of, headline, is_answer, nearest_sentence
 from analysis.presentation.terminal import ROWS, terminal_table
 
 
@@ -35,7 +35,7 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     ranking.drop(columns=hidden).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     judged = (ranking["role"] == "baseline").any()
     for file, text in (
-        (layout.best, best_env(info, found, allowed_drop, **result.about) if judged else None),
+        (layout.best, best_env(info, found, allowed_drop, **result.about, nearest=result.nearest) if judged else None),
         (layout.best_schedule, best_schedule(info, found, allowed_drop, **result.about)),
         (layout.report, report_markdown(
             info, trials, ranking, found, allowed_drop, confirmation=result.confirmation
@@ -88,6 +88,11 @@ class SearchResult:
     def control_line(self) -> pd.DataFrame:
         """Return what cut dense runs reach (`analysis.control_line`)."""
         return control_line(self.trials)
+
+    @property
+    def nearest(self) -> str:
+        """Return what loses least of what saves something, in one sentence; empty if there is an answer."""
+        return "" if self.answer is not None else nearest_sentence(self.ranking, self.allowed_drop)
 
     @property
     def cost(self) -> SearchCost:

@@ -9,15 +9,18 @@ allowed loss and not the others: what saves less is not trained as long as what 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from analysis.formatting import percent, plural
+from analysis.io.checked import is_value, numbers_of
 from analysis.io.journal import JournalTrial
 from analysis.io.studies import records_of, to_frame
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.over_seeds import (
     BEYOND,
+    LESS,
     OPEN,
     OTHER_SEED,
     SHORTER_ON_SEED,
@@ -30,17 +33,14 @@ from analysis.presentation.markdown_report import full_trainings
 from trainables.config import wrapped_seed
 from trainables.quality import allowed_amount
 from tune_cac.messages import say
-from tune_cac.tuning.controls import cut_with_norms_of
+from tune_cac.tuning.controls import cut_with_norms_of, shorter_trainings
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials
+from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials, saved_of_row
 
 #: Distance of the further seeds from the study's, behind which those of a confirmation follow.
 FURTHER_SEEDS = 1000
 #: Settings that are trained on further seeds at most.
 MOST_SETTINGS = 12
-#: Compute that a setting saves less, at least, than one that lost too much, a fraction: closer ones would only be
-#: further chances of the same.
-LESS = 0.01
 
 
 def is_close_below(share: float, refused: Iterable[float]) -> bool:
@@ -74,6 +74,16 @@ def leading(
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What a running study shows of further seeds."""
+
+    losses: dict[int, dict[int, float]] = field(default_factory=dict)  # `losses_of`
+    expected: float = 0.0  # their expected deviation
+    failed: Collection[int] = ()  # seeds on which the baseline failed, so that no setting can be judged
+    trainings: float = 0.0  # executed in all
+
+
 class Race:
     """Choose the runs on further seeds.
 
@@ -88,8 +98,8 @@ class Race:
         self._trials, self._plan, self._settings, self._may_answer = trials, plan, settings, may_answer
         seeds = 1 if plan.space.options else plan.seeds  # combinations have baselines of their own
         self.seeds = [wrapped_seed(plan.base.seed + FURTHER_SEEDS + n) for n in range(1, seeds)]
-        # At `StudyTrials.counts`: losses, their expected deviation, and what the study has executed in full trainings.
-        self._found: tuple[tuple[int, int], tuple[dict[int, dict[int, float]], float, float]] = (0, 0), ({}, 0.0, 0.0)
+        self.controls = False  # whether dense runs of a setting's compute follow on its seeds
+        self._found: tuple[tuple[int, int], _Known] = (0, 0), _Known()  # at `StudyTrials.counts`
 
     def next(self) -> PredefinedTrial | None:
         """Return the next run; None if none is left, or if one that is being trained decides it."""
@@ -97,13 +107,11 @@ class Race:
         if one is None or decided != OPEN:
             return None
         begun, baseline = self._trials.begun(), self._baseline()
-        for seed in self.seeds:
-            for number in (baseline, one.trial):
-                if (run := self._again(number, seed)).key not in begun:
-                    if seed == self.seeds[0]:
-                        self._say_cost(one)
-                    return run
-        return None
+        runs = [(number, self._again(number, seed)) for seed in self._usable() for number in (baseline, one.trial)]
+        missing = [number for number, run in runs if run.key not in begun]
+        if missing:
+            self._say_cost(one, missing.count(baseline), missing.count(one.trial))
+        return next((run for _, run in runs if run.key not in begun), None)
 
     def next_baseline(self) -> PredefinedTrial | None:
         """Return the next run of the baseline, which every setting is compared with: work for idle processors."""
@@ -132,7 +140,7 @@ class Race:
     @property
     def is_spent(self) -> bool:
         """Return whether settings were refused, none is the answer, and so much is executed that no other is begun."""
-        if not self.seeds or not self._begun() or self._losses()[2] < self._plan.most_trainings:
+        if not self.seeds or not self._begun() or self._known().trainings < self._plan.most_trainings:
             return False
         verdicts = set(self._verdicts().values())
         return BEYOND in verdicts and WITHIN not in verdicts
@@ -142,19 +150,29 @@ class Race:
         """Return, of a race that `is_spent`, what it has refused and executed, and how to go on."""
         refused = plural(len(self.beyond()), "setting")
         return (
-            f"{full_trainings(self._losses()[2])} are executed and {refused} refused over further seeds, so no "
+            f"{full_trainings(self._known().trainings)} are executed and {refused} refused over further seeds, so no "
             f"other is tried (from {self._plan.most_trainings:g} on, without a --cost-budget)"
         )
 
     def beside(self, best: BestSetting) -> list[PredefinedTrial]:
         """Return the dense run cut to the compute of a setting, on the setting's further seeds; none for such a run."""
-        losses = self._losses()[0] if self.seeds and best.config["method"] != "none" else {}
-        return [
-            replace(run, attrs={"role": "control", "control": SHORTER_ON_SEED, "candidate": best.trial},
-                    values={**run.values, "seed": seed})
-            for run in cut_with_norms_of(self._plan.base, best)
-            for seed in losses.get(best.trial, ())
-        ]  # fmt: skip
+        losses = self._known().losses if self.seeds and best.config["method"] != "none" else {}
+        if not losses.get(best.trial):
+            return []
+        attrs = {"role": "control", "control": SHORTER_ON_SEED, "candidate": best.trial}
+        if earlier := self._of(attrs):  # as long as these
+            runs = [PredefinedTrial(attrs=attrs, values=earlier[0]["given"])]
+        else:
+            baseline, of = self._trials.baseline_row() or {}, self._plan.base.saving
+            rows = [one["row"] for one in self._of({**attrs, "control": OTHER_SEED}) if "row" in one]
+            saved = fmean(saved_of_row(row, of, baseline) for row in rows)
+            runs = cut_with_norms_of(self._plan.base, replace(best, saved=saved))
+        seeds = losses[best.trial]
+        return [replace(run, attrs=attrs, values={**run.values, "seed": seed}) for run in runs for seed in seeds]
+
+    def _of(self, attrs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what is noted of the trials with these attributes."""
+        return [t.user_attrs for t in self._trials.all() if attrs.items() <= t.user_attrs.items()]
 
     def _begun(self) -> set[Any]:
         """Return the trials whose settings were begun on further seeds, with what other controls stand beside."""
@@ -172,38 +190,54 @@ class Race:
 
     def _verdicts(self) -> dict[int, str]:
         """Return what is decided of the settings, by their trials; without those of which nothing is known yet."""
-        losses, expected, _ = self._losses()
-        if not losses:
+        known = self._known()
+        if not known.losses:
             return {}
         baseline = self._trials.baseline_row() or {}
         allowed = float(allowed_amount(self._plan.allowed_drop, baseline["quality"]))
-        found = over_seeds({trial: list(one.values()) for trial, one in losses.items()}, expected).items()
+        losses = {trial: list(one.values()) for trial, one in known.losses.items()}
+        found, seeds = over_seeds(losses, known.expected).items(), len(self._usable())
         # Of cut dense runs, too, which are no settings (`shorter_of`).
-        return {trial: one.decides(allowed, len(self.seeds)) for trial, one in found if trial >= 0}
+        return {trial: one.decides(allowed, seeds) for trial, one in found if trial >= 0}
 
-    def _losses(self) -> tuple[dict[int, dict[int, float]], float, float]:
-        """Return `losses_of` the running study, and the full trainings that it has executed."""
+    def _usable(self) -> list[int]:
+        """Return the further seeds on which the baseline has not failed."""
+        return [seed for seed in self.seeds if seed not in self._known().failed]
+
+    def _known(self) -> _Known:
         if self._trials.counts() != self._found[0] and self._trials.baseline_row() is not None:  # asked for often
             trials = [
                 JournalTrial(number=t.number, state=t.state.name, user_attrs=dict(t.user_attrs))
                 for t in self._trials.all()
             ]
             frame = to_frame(records_of(trials))
-            self._found = self._trials.counts(), (*losses_of(frame), search_cost(frame).dense_equivalents)
+            losses, expected = losses_of(frame)
+            baselines = is_value(frame, "control", OTHER_SEED) & (numbers_of(frame, "candidate") == self._baseline())
+            self._found = self._trials.counts(), _Known(
+                losses=losses, expected=expected, trainings=search_cost(frame).dense_equivalents,
+                failed={*frame.loc[baselines & is_value(frame, "status", "failed"), "seed"].astype(int)}
+                - {*frame.loc[baselines & is_value(frame, "status", "completed"), "seed"].astype(int)},
+            )  # fmt: skip
             if self.seeds and ignores_seed(frame):
                 self._say_once("ignores its seed", "the same result on every seed: the answer is of one run (a script "
                                "gets the seed as {seed} and TUNE_CAC_SEED)")  # fmt: skip
                 self.seeds = []
         return self._found[1]
 
-    def _say_cost(self, one: BestSetting) -> None:
-        begun, refused = self._trials.begun(), len(self.beyond())
-        baselines = sum(self._again(self._baseline(), seed).key not in begun for seed in self.seeds)
-        cost = len(self.seeds) * (1 - one.saved) + baselines
+    def _say_cost(self, one: BestSetting, baselines: int, runs: int) -> None:
+        """Say once, for so many seeds, what the missing runs on them may cost."""
+        refused, base, beside = len(self.beyond()), self._plan.base, 0
+        has_control = self.controls and one.config["method"] != "none" and shorter_trainings(base)
+        if has_control and cut_with_norms_of(base, one):
+            beside = len(self._usable()) - len(self._of({"control": SHORTER_ON_SEED, "candidate": one.trial}))
+        counts = {"it": runs, "the baseline": baselines, "a dense run of its compute": beside}
+        *first, last = [name for name, count in counts.items() if count]
+        what = f"{', '.join(first)} and {last}" if first else last
+        cost = (runs + beside) * (1 - one.saved) + baselines
         self._say_once(
-            f"seeds of {one.trial}",
-            f"trial {one.trial} saves {percent(one.saved)}: {'it and the baseline' if baselines else 'it'} on up to "
-            f"{plural(len(self.seeds), 'further seed')}, at most {cost:.1f} full trainings"
+            f"{plural(len(self.seeds), 'seed')} of {one.trial}",
+            f"trial {one.trial} saves {percent(one.saved)}: {what} on up to "
+            f"{plural(max(runs, baselines), 'further seed')}, at most {cost:.1f} full trainings"
             f"{f' ({refused} of at most {MOST_SETTINGS} settings were refused so far)' if refused else ''}",
         )
 

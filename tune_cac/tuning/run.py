@@ -185,9 +185,13 @@ def resume(name: str, **given: Any) -> SearchResult:
     with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # the study's are taken with its device
-        for kept in ("sharing", "seeds"):
-            if here.get(kept) is None:
-                here[kept] = getattr(info, kept)
+        if here.get("sharing") is None:
+            here["sharing"] = info.sharing
+        if (fewer := here.get("seeds")) and fewer < (info.seeds or 1):
+            say(f"settings of {layout.root} are compared over {plural(info.seeds or 1, 'seed')}: so are these")
+        here["seeds"] = max(fewer or 1, info.seeds or 1)
+        if here["seeds"] != info.seeds:
+            layout.write_info(info := replace(info, seeds=here["seeds"]))
         mend_journal(layout.journal)
         options = SearchOptions.of_study(info, trials=max(1, info.trials), **{**threads_in(layout.journal), **here})
         check_processors(options)

@@ -169,6 +169,7 @@ class StudySearch(Searcher):
         Until then there is no end.
         """
         self._to_ask, self._with_controls, self._with_seeds = trials, controls, seeds
+        self.race.controls = controls
 
     # --- the next trial ---
 

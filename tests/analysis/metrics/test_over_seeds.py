@@ -86,7 +86,8 @@ def trials_of(*rows: tuple[int, str, str | None, int | None, int, float, float])
     frame = pd.DataFrame(rows, columns=names).astype({"candidate": "Int64"})
     failed = frame["accuracy"].isna()
     return frame.assign(
-        status=np.where(failed, "failed", "completed"), compute_saved=[0.0, 0.5, *[0.0] * (len(frame) - 2)],
+        status=np.where(failed, "failed", "completed"),
+        compute_saved=np.select([frame["trial"] == 1, frame["candidate"].fillna(0) == 1], [0.5, 0.42], 0.0),
         epochs=10, study="s", workload="digits", method="gradskip",
     )  # fmt: skip
 
@@ -112,6 +113,7 @@ def test_a_loss_is_the_mean_of_both_splits_against_the_baseline_of_the_same_seed
     best = ranking.set_index("trial").loc[1]
     assert (best["seeds"], best["drop_mean"], best["drop_worst"]) == (2, pytest.approx(0.015), pytest.approx(0.02))
     assert best["within_over_seeds"] is np.True_
+    assert (best["saved"], best["saved_mean"]) == (0.5, 0.42)  # rules stop otherwise on other seeds
     assert best["drop_splits"] == pytest.approx(0.0)
     apart = STUDY.assign(test_accuracy=STUDY["test_accuracy"].where(STUDY["trial"] != 3, 0.80))
     assert analysis.rank(apart, allowed_drop=0.02).set_index("trial")["drop_splits"][1] == pytest.approx(0.01)
@@ -131,6 +133,11 @@ def test_runs_on_a_further_seed_are_compared_with_the_baseline_there() -> None:
     assert trials["accuracy_drop"][6:8].tolist() == pytest.approx([0.03, 0.02])
 
 
+def test_equal_losses_tell_nothing_of_the_noise() -> None:
+    found = over_seeds({1: [0.1 + 0.2, 0.3]}, 0.0)[1]
+    assert (found.df, math.isnan(found.interval[0]), found.decides(0.4, 3)) == (0, True, OPEN)
+
+
 def test_a_failed_run_loses_everything_and_one_without_its_baseline_says_nothing() -> None:
     rows = [*STUDY.itertuples(index=False)]
     failed = STUDY.copy()
@@ -143,5 +150,7 @@ def test_a_failed_run_loses_everything_and_one_without_its_baseline_says_nothing
 def test_where_seeds_change_nothing_nothing_is_said_of_them() -> None:
     same = STUDY.copy()
     same.loc[[2, 4], ["accuracy", "test_accuracy"]] = [0.90, 0.80]
-    assert losses_of(same)[0] == {}
+    assert losses_of(same)[0][1] == {1001: pytest.approx(-0.01), 1002: pytest.approx(-0.01)}  # of few samples
+    same.loc[[3, 5], ["accuracy", "test_accuracy"]] = [0.90, 0.80]
+    assert losses_of(same)[0] == losses_of(same.drop(index=[4, 5, 7]))[0] == {}
     assert "seeds" not in analysis.rank(same)

@@ -37,7 +37,8 @@ def ranking(*more: Any) -> pd.DataFrame:
         record(2, 0.967, 0.5, stop=LONG), record(3, 0.94, 0.6, epochs=12), *more,
     ])  # fmt: skip
     ranked = analysis.rank(found, allowed_drop=0.005)
-    rows = {1: (3, 0.002, -0.001, 0.00501, 0.004, None, True), 2: (3, 0.0055, -0.001, 0.012, 0.02, None, False)}
+    known = {1: (3, 0.002, -0.001, 0.00501, 0.004, None, True), 2: (3, 0.0055, -0.001, 0.012, 0.02, None, False)}
+    rows = {number: (*row, None, None) for number, row in known.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(SEED_COLUMNS)).reindex(ranked["trial"])
     ranked["within_drop"] &= ranked["trial"] != 2  # as ranked with its seeds
     return ranked.join(table.astype({"seeds": "Int64", "within_over_seeds": "boolean"}).set_axis(ranked.index))

@@ -6,26 +6,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from searchers import row, searcher, told
 
+import analysis
+from analysis.io.journal import JournalTrial
+from analysis.io.studies import records_of, to_frame
 from tune_cac.tuning.searcher import FINISHED, StudySearch
 
+pytestmark = pytest.mark.slow
 Losses = Callable[[int, int], float]
 
 
 def play(
-    search: StudySearch, losses: Losses, *, settings: int, controls: bool = False, most: int = 99
+    search: StudySearch,
+    losses: Losses,
+    *,
+    settings: int,
+    controls: bool = False,
+    most: int = 99,
+    less: float = 0.0,
+    failing: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train what a search suggests: settings save .5, .4, ... and lose what number (-1: a control) and seed say."""
+    """Train what a search suggests: settings save .5, .4, ... and lose what number (-1: a control) and seed say.
+
+    They save ``less`` on further seeds. The run of the ``failing`` number and seed raises.
+    """
     search.ask_for(settings, controls=controls, seeds=True)
     sent = []
     while len(sent) < most and isinstance(one := search.suggest("a"), dict):
         attrs, seed = told(search.plan.journal.parent)[one["trial"]].user_attrs, one["config"]["seed"]
         number = attrs.get("candidate", one["trial"])
         setting = -1 if attrs.get("control") == "shorter on other seed" else number
-        saved = 0.6 - 0.1 * number if number else 0.0
+        saved = 0.6 - 0.1 * number - less * (seed > 0) if number else 0.0
         sent.append(attrs | {"seed": seed, "epochs": one["config"]["epochs"]})
+        if (setting, seed) == failing:
+            search.tell_failure("a", "boom")
+            continue
         # A thousandth on the own seed tells on how many samples accuracies are.
         quality = 0.9 + seed % 7 / 1000 - (losses(setting, seed) + 0.001 * (seed == 0) if number else 0.0)
         executed = round(1000 * (1 - saved))
@@ -38,6 +56,12 @@ def play(
 def on_seeds(sent: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """Number of the setting and seed of the runs on further seeds, in their order."""
     return [(one["candidate"], one["seed"]) for one in sent if one.get("control") == "other seed"]
+
+
+def answer_written(folder: Path) -> pd.Series | None:
+    """The answer of what the journal has, as reports and files give it."""
+    trials = [JournalTrial(number=t.number, state=t.state.name, user_attrs=dict(t.user_attrs)) for t in told(folder)]
+    return analysis.best(analysis.rank(to_frame(records_of(trials)), allowed_drop=0.01))
 
 
 def a_search(folder: Path, **more: Any) -> StudySearch:
@@ -89,11 +113,31 @@ def test_one_seed_is_the_studys_own(tmp_path: Path) -> None:
     assert on_seeds(play(a_search(tmp_path, seeds=1), lambda number, seed: 0.0, settings=4)) == []
 
 
-def test_a_resumed_search_trains_what_is_missing(tmp_path: Path) -> None:
+def test_a_resumed_search_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = play(a_search(tmp_path, seeds=2), lambda number, seed: 0.0, settings=3)
     assert on_seeds(first) == [(0, 1001), (1, 1001)]
     again = play(a_search(tmp_path, begin=False, seeds=3), lambda number, seed: 0.0, settings=0)
     assert on_seeds(again) == [(0, 1002), (1, 1002)]
+    said = "trial 1 saves 50.0 %: it and the baseline on up to 1 further seed, at most 1.5 full trainings"
+    assert capsys.readouterr().err.count(said) == 2
+
+
+def test_a_seed_on_which_the_baseline_fails_judges_no_setting(tmp_path: Path) -> None:
+    """Trial 1 loses hardly more than is allowed, which takes all seeds to tell; trial 2 nothing."""
+    search = a_search(tmp_path)
+    sent = play(search, lambda number, seed: 0.011 * (number == 1 and seed > 0), settings=4, failing=(0, 1002))
+    assert on_seeds(sent) == [(0, 1001), (1, 1001), (0, 1002), (0, 1003), (1, 1003), (2, 1001), (2, 1003)]
+    written = answer_written(tmp_path)
+    assert written is not None
+    assert (search.best().trial, written["trial"], written["seeds"]) == (2, 2, 2)
+
+
+def test_where_time_is_up_after_a_refusal_the_answer_is_of_one_seed(tmp_path: Path) -> None:
+    search = a_search(tmp_path)
+    play(search, lambda number, seed: 0.3 * (number == 1 and seed > 0), settings=4, most=6)
+    written = answer_written(tmp_path)
+    assert written is not None
+    assert (search.best().trial, written["trial"], pd.isna(written["seeds"])) == (2, 2, True)
 
 
 def test_a_search_whose_time_is_up_in_between_has_an_answer_and_goes_on(tmp_path: Path) -> None:
@@ -106,12 +150,20 @@ def test_a_search_whose_time_is_up_in_between_has_an_answer_and_goes_on(tmp_path
     assert on_seeds(again) == [(0, 1002), (1, 1002), (0, 1003), (1, 1003)]
 
 
-def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(tmp_path: Path) -> None:
+def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     search = a_search(tmp_path)
-    sent = play(search, lambda number, seed: 0.5 * (number < 0), settings=3, controls=True)
+    sent = play(search, lambda number, seed: 0.5 * (number < 0), settings=3, controls=True, less=0.1)
     cut = [one for one in sent if one.get("control") == "shorter on other seed"]
     assert [(one["candidate"], one["seed"]) for one in cut] == [(1, 1001), (1, 1002), (1, 1003)]
-    assert {one["epochs"] for one in cut} == {search.plan.base.epochs // 2}
+    assert {one["epochs"] for one in cut} == {round(0.6 * search.plan.base.epochs)}  # what is saved on these seeds
+    assert "it, the baseline and a dense run of its compute on up to 3 further seeds, at most 6.0 full trainings" in (
+        capsys.readouterr().err
+    )
+    written = answer_written(tmp_path)
+    assert written is not None
+    assert (written["saved"], written["saved_mean"]) == (0.5, pytest.approx(0.4))
     assert search.race.beyond() == []  # what a control loses refuses no setting
 
 
@@ -144,7 +196,6 @@ def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.
     assert search.best() is not None
 
 
-@pytest.mark.slow
 def test_a_search_that_has_executed_enough_finishes_a_setting_and_begins_no_other(tmp_path: Path) -> None:
     def lost(number: int, seed: int) -> float:
         return 0.3 * (number < 3 and seed > 0)
