@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said(arguments: str, message: str, study: Layout, refu
         ),
         (
             [{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
-            "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points. Nearest is trial 1",
+            "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points. Nearest is",
         ),
     ],
 )
