@@ -40,14 +40,14 @@ def check_attachable(optimizer: Optimizer) -> None:
     if hasattr(optimizer, "gradskip"):
         raise UserError("this optimizer has Gradient-Skip already: wrap it once")
     outer = type(optimizer).__name__
-    held: list[Any] = []
-    for value in vars(optimizer).values():
-        held += value if isinstance(value, (list, tuple)) else [value]
-    for inner in held:
+    held: list[tuple[str, Any]] = []
+    for name, value in vars(optimizer).items():
+        held += [(name, one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+    for name, inner in held:
         if isinstance(inner, Optimizer) and inner is not optimizer:
             raise UserError(
                 f"Gradient-Skip needs the optimizer that moves the parameters, got {outer} around "
-                f"{type(inner).__name__}: wrap the inner one first, as in {outer}(gradskip.wrap(...))"
+                f"{type(inner).__name__}: wrap the inner one, as in {outer}(gradskip.wrap(...)), or {outer}'s {name}"
             )
 
 

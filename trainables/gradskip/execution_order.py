@@ -194,8 +194,9 @@ def training_copy(model: nn.Module) -> nn.Module:
 class ExecutionRecorder(OwnedHooks):
     """Recorder of a forward pass while it runs, by hooks on every module; the hooks are inert on copies of the model.
 
-    A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
-    when the model itself has returned; of a model that is called in parts, when `trace` is called.
+    A pass begins where a module is called with gradients enabled, outside of a backward pass, or where the model is
+    called in one and nothing was seen before. The record is complete when the model itself has returned; of a model
+    that is called in parts, when `trace` is called.
 
     A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
     the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
@@ -278,7 +279,8 @@ class ExecutionRecorder(OwnedHooks):
         # Replicas of a module are other modules. Where a hook before this one has removed it, torch gives no kwargs.
         if is_traced() or not self._handles or module is not self._modules[index]:
             return
-        if not self._running and (not torch.is_grad_enabled() or in_backward()):
+        is_again = in_backward() and (index != 0 or self.has_seen)  # activations are computed again
+        if not self._running and (not torch.is_grad_enabled() or is_again):
             return
         if not self._running and index == 0:  # modules called separately before are not part of this pass
             self._calls.clear()

@@ -497,3 +497,45 @@ def test_what_is_detached_in_a_frozen_prefix_is_not_guessed() -> None:
         learn(net, optimizer)
     found = summary_of(record)
     assert found["forward_flops"] + found["backward_flops"] == found["dense_flops"]
+
+
+def learn_with_cached_gradients(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> int:
+    """Train by gradients of outputs that were computed without any, and count it; inputs have varying lengths.
+
+    As losses do that compare many samples: these are computed again, a few at a time, in a hook of the backward pass.
+    """
+    total = 0
+    for step in range(steps):
+        pieces = [torch.randn(2, 3, 6, 6 + step * 7 % 5) for _ in range(2)]
+        optimizer.zero_grad()
+        with torch.no_grad():
+            outputs = [net(piece).requires_grad_() for piece in pieces]
+        with FlopCounterMode(display=False) as counter:
+            loss = F.cross_entropy(torch.cat(outputs) @ torch.randn(4, 4), torch.arange(4))
+            gradients = torch.autograd.grad(loss, outputs)
+            loss = loss.detach().requires_grad_()
+
+            def train(_: Tensor, pieces: list[Tensor] = pieces, gradients: tuple[Tensor, ...] = gradients) -> None:
+                with torch.enable_grad():
+                    for piece, gradient in zip(pieces, gradients, strict=True):
+                        (net(piece) * gradient).sum().backward()
+
+            loss.register_hook(train)
+            loss.backward()
+        total += counter.get_total_flops()
+        optimizer.step()
+    return total
+
+
+@pytest.mark.parametrize("at", [-1, 4])
+def test_a_model_that_trains_within_a_backward_pass_is_counted(at: int) -> None:
+    net, plain, record = Residual(), Residual(), record_of()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((3, at)))
+    record.add(optimizer.gradskip, net)
+    executed = learn_with_cached_gradients(net, optimizer, 40)
+    dense = learn_with_cached_gradients(plain, torch.optim.SGD(plain.parameters(), lr=0.01), 40)
+    found = summary_of(record)
+    assert found["forward_flops"] + found["backward_flops"] == pytest.approx(executed, rel=0.01)
+    assert found["dense_flops"] == pytest.approx(dense, rel=0.01)
+    assert found["measured_steps"] < 20
+    assert optimizer.gradskip.numbering.trace is not None

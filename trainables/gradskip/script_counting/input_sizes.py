@@ -36,7 +36,7 @@ class WatchedCalls:
         self._sizes = sizes
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not in_backward():  # else activations are computed again
+        if not self._sizes.is_recomputed():
             self.were_seen = True
             self._sizes.add(args, kwargs)
 
@@ -59,6 +59,17 @@ class InputSizes:
         self._sums = (0, 0, 0, 0)
         self._passes = 0  # of the step's calls through a forward cache
         self._most_calls = 0  # of a step
+        self._trains_in_backward = False  # whether the step's first call came in a backward pass
+
+    def is_recomputed(self) -> bool:
+        """Return whether a call computes activations again.
+
+        Where a step calls its model in a backward pass first, it trains there, as with cached gradients of embeddings.
+        """
+        backward = in_backward()
+        if not self._sums[0]:
+            self._trains_in_backward = backward
+        return backward and not self._trains_in_backward
 
     def watch(self, parameters: Sequence[Tensor], given: nn.Module | None) -> WatchedCalls:
         """Watch the model that has these parameters; none where it is compiled."""

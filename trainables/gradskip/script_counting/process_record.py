@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainables.gradskip.advice import some
-from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, in_autograd_function, mask_of
+from trainables.gradskip.execution_order import (
+    ExecutionRecorder,
+    ModelTrace,
+    in_autograd_function,
+    in_backward,
+    mask_of,
+)
 from trainables.gradskip.layers import has_trained_statistics, unit_ends, watch_needed
 from trainables.gradskip.nothing_stops import weight_decays
 from trainables.gradskip.numbering import Numbering, is_compiled
@@ -502,6 +508,9 @@ class ProcessRecord:
 
     def _first_call(self, size: Size) -> None:
         """Count the step that begins with this call of the model, if its size is a new one."""
+        if in_backward():
+            self.flops.trains_in_backward = True
+            return
         wanting = [record for record in self.records if record.wants_size(size) or record.wants_look]
         if self._lead is None:
             self._lead = 0 if self._since is None else self._counted()

@@ -78,10 +78,12 @@ class StepFlops(TorchDispatchMode):
         self._would_need: dict[int, StorageWeakRef] = {}
         self._doubtful: set[int] = set()  # of these, whatever shares memory with a detached tensor
         self._region = _Region()
+        self.trains_in_backward = False  # whether the step's forward passes with gradients run in a backward pass
 
     def begin_step(self, stopped: Sequence[Tensor]) -> None:
         """Count what the backward pass of the next step leaves out because of these weights."""
         self.left_flops, self._would_need, self._doubtful, self._region = 0.0, {}, set(), _Region()
+        self.trains_in_backward = False
         self._of_step.clear()
         for weight in stopped:
             self._note(weight)
@@ -151,7 +153,7 @@ class StepFlops(TorchDispatchMode):
         costly = count is None and any(part in str(func) for part in _COSTLY)
         if count is None and not costly:
             return out
-        backward = in_backward()
+        backward = self._is_backward()
         if not backward and not torch.is_grad_enabled() and not in_autograd_function():
             return out  # an evaluation
         if count is None:
@@ -169,6 +171,9 @@ class StepFlops(TorchDispatchMode):
                 self._add_to_weight(args, flops)
         return out
 
+    def _is_backward(self) -> bool:
+        return in_backward() and not (self.trains_in_backward and torch.is_grad_enabled())
+
     def _note(self, value: Tensor, *, is_doubtful: bool = False) -> None:
         if _has_storage(value):
             storage = value.untyped_storage()
@@ -181,7 +186,7 @@ class StepFlops(TorchDispatchMode):
 
         As multiples of the operation's own cost.
         """
-        if in_backward():
+        if self._is_backward():
             return 0.0
         values = [value for value in tree_leaves((args, kwargs)) if _has_storage(value)]
         known = self._would_need
