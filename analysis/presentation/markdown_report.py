@@ -261,7 +261,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         parts += [
             "## Confirmation",
             f"Retrained with the baseline on seeds that the search never saw; {losses} in "
-            f"{compared(confirmation.iloc[0])}, with intervals that hold together.{_rare_losses(confirmation)}",
+            f"{compared(confirmation.iloc[0])}, with intervals that have their confidence together."
+            f"{_rare_losses(confirmation)}",
             _table(cells, "--:|--:|--:|--:|--:|--:|--:|:--"),
         ]
     if controls := control_cells(line):
