@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,11 @@ def test_functions_say_in_the_imperative_what_they_do(package: str) -> None:
                 if first in NO_VERBS or not first[:1].isupper():
                     others.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
     assert others == []
+
+
+def test_chance_is_called_chance_and_confidence_confidence() -> None:
+    """Words that promise more than an interval over seeds, or less, in what a user or a developer reads."""
+    gone = re.compile(r"\b(luck|lucky|surely|how sure)\b|\bholds? together\b|settings hold\b", re.IGNORECASE)
+    files = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb"), ROOT / "README.md"]
+    files += [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    assert [(file.name, found[0]) for file in files if (found := gone.search(file.read_text("utf-8")))] == []

@@ -49,8 +49,8 @@ class StudyInfo(StudyOptions):
     """Versions of the packages that ran it."""
     candidates: list[int] = field(default_factory=list)
     """For a confirmation, the numbers of the selected trials over all its calls; empty for a search."""
-    looks: int = 1
-    """For a confirmation, how often it may look at its results before it ends (`confirmation.looks_at`)."""
+    looks: list[list[int]] = field(default_factory=list)
+    """For a confirmation, the numbers of seeds at which each of its calls looks at its results as the first."""
     method: str = "gradskip"
     """Method of its space."""
     why_little: str = ""
@@ -133,6 +133,8 @@ class Layout:
             raise UserError(f"{self.info} cannot be read: {error}") from None
         if values.get("format") != FORMAT:
             raise UserError(f"{self.info} has format {values.get('format')}, this version reads {FORMAT}")
+        if isinstance(looks := values.get("looks"), int):  # of earlier versions, which counted those of one call
+            values["looks"] = [[0] * looks] if looks > 1 else []
         known = {field.name for field in fields(StudyInfo)}  # options of earlier versions that are gone are left out
         return StudyInfo(**{name: value for name, value in values.items() if name in known})
 

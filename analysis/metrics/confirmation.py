@@ -1,9 +1,10 @@
-"""Results of a study's confirmation: which of its best settings hold on seeds that the search never used."""
+"""Results of a study's confirmation: which of its best settings lose no more than allowed on unused seeds."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +57,7 @@ class Interval:
     mean: float  # mean of the sample
     low: float  # lower end
     high: float  # upper end
-    confidence: float  # probability that this interval and all others of the same comparison hold together
+    confidence: float  # probability that it and all others of the same comparison cover their means
     n: int  # size of the sample
 
 
@@ -65,7 +66,7 @@ def paired_interval(
 ) -> Interval:
     """Return the interval of `mean_limits` for one sample of paired differences.
 
-    The (n,) differences are finite, one per seed, n >= 2; ``comparisons`` intervals, >= 1, are to hold together;
+    The (n,) differences are finite, one per seed, n >= 2; ``confidence`` is that of ``comparisons``, >= 1, together;
     ``resolution`` is the least half-width, > 0. UserError: a number is out of range.
 
     >>> found = paired_interval([0.001, 0.002, 0.0, 0.001], comparisons=5, resolution=0.0005)
@@ -89,8 +90,8 @@ def mean_limits(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute confidence intervals for the population mean of each small sample.
 
-    Each interval holds with probability 1 - (1 - confidence) / comparisons, so that all of them hold together with
-    `confidence` (Bonferroni). Each end is the outermost of three intervals:
+    Each covers its mean with probability 1 - (1 - confidence) / comparisons, so that all of them do with `confidence`
+    (Bonferroni). Each end is the outermost of three intervals:
 
     - the bootstrap's percentile interval (`scipy.stats.bootstrap`), taken at the wider level Phi(-sqrt(n / (n - 1)) t)
       instead of Phi(-z), t being Student's quantile with n - 1 degrees of freedom (the *expanded* percentile interval
@@ -122,7 +123,7 @@ def mean_limits(
     Args:
         samples: (..., n) finite numbers, n >= 2; an interval for each sample along the last axis.
         confidence: in (0, 1).
-        comparisons: intervals that are to hold together, >= 1.
+        comparisons: number of intervals, >= 1, that have the confidence together.
         resolution: least half-width in the samples' unit, > 0; None for none.
         resamples: of the bootstrap, >= 1.
 
@@ -187,8 +188,7 @@ def _check_levels(confidence: float, comparisons: int, resolution: float | None)
 def looks_at(seeds: int) -> list[int]:
     """Return the numbers of seeds after which a confirmation that ends once it is decided looks at its results.
 
-    They are fixed before it begins, and each look has an equal share of the error (Bonferroni; alpha spending as of
-    Pocock 1977 would spend it on the same looks, a little less carefully).
+    They are fixed before it begins; what share of the error each has is said by `shares_of_error`.
 
     >>> looks_at(3), looks_at(16)
     ([3], [3, 6, 12, 16])
@@ -197,6 +197,26 @@ def looks_at(seeds: int) -> list[int]:
     while found[-1] < seeds:
         found.append(min(seeds, 2 * found[-1]))
     return found
+
+
+def shares_of_error(seeds: int, looks: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return the share of the error that the look at a setting with so many seeds has, and that of all looks so far.
+
+    ``looks`` has the numbers of seeds at which each call of a confirmation was the first to look at its results. The
+    first call has the whole error: it may be the only one. The k-th has 2^-k of it beside that: seeds that are added
+    because too little was decided are a further chance of being wrong, and all calls together err 1.5 times as often at
+    most. The looks of a call, fixed before it begins, share equally (Bonferroni; alpha spending as of Pocock 1977 would
+    spend it on the same looks, a little less carefully). A setting keeps the share of the look that its seeds were
+    trained for, so that what was decided stays so while other settings go on.
+
+    >>> [shares_of_error(seeds, [[3, 6], [12], [16]]) for seeds in (3, 6, 12, 16)]
+    [(0.5, 1.0), (0.5, 1.0), (0.25, 1.25), (0.125, 1.375)]
+    """
+    calls = {n: call for call, own in enumerate(looks) for n in own}
+    if not calls:
+        return 1.0, 1.0
+    call = calls[min((n for n in calls if n >= seeds), default=max(calls))]
+    return (0.5 ** (call + 1) if call else 1) / len(looks[call]), 1.5 - 0.5 ** (call + 1)
 
 
 def rate_excluded(seeds: int, confidence: float = 0.95) -> float:
@@ -215,12 +235,13 @@ def confirm_table(
     confidence: float = 0.95,
     resolution: float | None = None,
     planned: int = 0,
+    looks: Sequence[Sequence[int]] = (),
 ) -> pd.DataFrame:
     """Return what retraining each candidate on fresh seeds showed.
 
     The accuracy loss is baseline minus candidate in `test_accuracy`, on data the search never used (in `accuracy` where
     the runs have no test split), over the seeds on which both completed; a seed trained several times counts once, with
-    its mean. The intervals of each column hold together with `confidence`, all candidates counting.
+    its mean. The intervals of each column have `confidence` together, all candidates and looks counting.
 
     A candidate is *confirmed* if it was trained on at least 3 seeds, failed on none, has mean savings above 0 there,
     and the upper end of its accuracy loss is within the allowed one. It is *refuted* if even the lower end exceeds the
@@ -234,6 +255,7 @@ def confirm_table(
         confidence: in (0, 1).
         resolution: 1 / number of test samples, see `mean_limits`; only for accuracy losses.
         planned: number of selected candidates, where some have not begun yet.
+        looks: those of its calls, see `shares_of_error`; none for one look.
 
     One row per candidate, confirmed ones first, then by `saved`, largest first: `candidate`, `seeds` (pairs), `failed`
     (seeds on which it failed and the baseline did not), means and intervals of training compute saved, of the compute
@@ -280,16 +302,17 @@ def confirm_table(
         failures = attempts[(attempts["candidate"] == number) & (attempts["status"] == "failed")]
         failed = (set(failures["pair"]) & set(baseline.index)) - set(own["pair"])
         limit = float(own["limit"].mean()) + ROUNDING
+        share, spent = (1 - confidence) * np.array(shares_of_error(len(own), looks))
         compute, saved, drop = (
-            _mean_and_limits(own[column], confidence, comparisons, unit)
+            _mean_and_limits(own[column], 1 - share, comparisons, unit)
             for column, unit in (("compute_saved", None), (SAVED, None), ("drop", resolution))
         )
         varies = resolution is not None or not is_constant(own["drop"])
-        holds = drop[2] <= limit and varies  # NaN does not
-        confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
+        within = drop[2] <= limit and varies  # NaN is not
+        confirmed = within and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
         refuted = drop[1] > limit or (bool(failed) and len(failed) >= len(own))
         found = (int(number), len(own), len(failed), *compute, *saved, *drop, own["drop"].max())
-        rows.append((*found, confidence, confirmed, refuted, words))
+        rows.append((*found, 1 - spent, confirmed, refuted, words))
     columns = confirm_columns(quality)
     table = pd.DataFrame(rows, columns=columns).astype({column: _DTYPES.get(column, "float64") for column in columns})
     return table.sort_values(["confirmed", SAVED, "candidate"], ascending=[False, False, True], ignore_index=True)
@@ -324,7 +347,7 @@ def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: fl
         allowed_drop=allowed_drop,
         resolution=resolution_of(trials[compared_column(trials)]) if quality_of(trials).is_accuracy else None,
         planned=len(info.candidates),
-        confidence=1 - 0.05 / info.looks,
+        looks=info.looks,
     )
     named = dict(zip(ranking["trial"], outcomes(ranking), strict=True))
     table["candidate"] = table["candidate"].map(lambda number: named.get(number, number)).astype("int64")

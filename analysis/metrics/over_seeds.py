@@ -30,7 +30,7 @@ OTHER_SEED, SHORTER_ON_SEED = "other seed", "shorter on other seed"
 #: Confidence of the interval that is stated.
 CONFIDENCE = 0.95
 #: Probability that the mean over all seeds is within the allowed loss below which a setting gets no more seeds. To ask
-#: of an answer that its mean is surely within costs more than it gives (docs/findings.md "Seeds").
+#: of an answer that its mean is certainly within costs more than it gives (docs/findings.md "Seeds").
 HOPELESS = 0.1
 #: Compute that a setting saves less, at least, than one that lost too much, a fraction: closer ones would only be
 #: further chances of the same.

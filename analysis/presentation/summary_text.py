@@ -225,7 +225,7 @@ def headline(
 
 
 def answer_sentence(best: pd.Series, allowed_drop: float | str, confirmation: pd.DataFrame | None = None) -> str:
-    """Return what to train, what that saves and what it loses, in one sentence; in another how sure that is not."""
+    """Return what to train, what that saves and what it loses, in one sentence; in another how certain that is not."""
     words, found = DropWords(best, allowed_drop), answer_of(best, confirmation)
     saving = f"{percent(found.saved)} of {share_words(saving_of(best))}"
     if found.time_saved is not None:

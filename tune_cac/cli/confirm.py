@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     if found.confirmation is not None:
         allowed = allowed_limit(found.ranking, found.allowed_drop)
         saved = saved_words(saving_of(found.trials))
-        print_table(confirmation_table(found.confirmation, saved, allowed, layout.read_info().quality))
+        cells = confirmation_table(found.confirmation, saved, allowed, layout.read_info().quality)
+        print_table(cells, less=["confidence", "worst seed"])
         print()
     print(found.headline)
     print(search_cost_line(search_cost(trials), of="Cost of the confirmation"))

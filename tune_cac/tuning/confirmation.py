@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import optuna
 import pandas as pd
 from optuna.trial import TrialState
 
-from analysis.formatting import drop_text, drop_words, plural
+from analysis.formatting import drop_text, drop_words, plural, whole_percent
 from analysis.io.studies import load
 from analysis.io.study_files import Layout, StudyInfo
-from analysis.metrics.confirmation import FEWEST_PAIRS, expected_half_width, looks_at
+from analysis.metrics.confirmation import FEWEST_PAIRS, expected_half_width, looks_at, shares_of_error
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.metrics.over_seeds import compared_column
@@ -144,13 +145,14 @@ def confirm(
     go_on = f"confirm {layout.root} --top {top} --seeds {seeds}{' --until-decided' * until_decided}"
     with locked(layout), copied_to_storage(layout), written(layout, go_on):
         child.root.mkdir(exist_ok=True)
-        picked = candidates["trial"].tolist()
+        picked, taken = candidates["trial"].tolist(), []
         if child.info.is_file():
-            picked = sorted({*picked, *child.read_info().candidates})
+            before = child.read_info()
+            picked, taken = sorted({*picked, *before.candidates}), before.looks
+        if further := [look for look in looks if look not in chain(*taken)]:
+            taken = [*taken, further]
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
-        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "looks": len(looks)}
-        if child.info.is_file():
-            own["looks"] = max(own["looks"], child.read_info().looks)
+        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "looks": taken}
         child.write_info(replace(info, trials=len(wanted), versions=package_versions(), **own))
         how: dict[str, Any] = {
             "concurrency": concurrency, "checkpoint_budget": checkpoint_budget, "address": address,
@@ -158,7 +160,8 @@ def confirm(
         options = options_of(info, child, base, trials=len(wanted), **how)
         say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
-            f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}, {what_to_expect(trials, candidates, wanted)}"
+            f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}, "
+            f"{what_to_expect(trials, candidates, wanted, taken)}"
         )
         mend_journal(child.journal)
         for look in looks:
@@ -177,7 +180,9 @@ def confirm(
     return replace(found, interrupted=interrupted)
 
 
-def what_to_expect(trials: pd.DataFrame, candidates: pd.DataFrame, wanted: Sequence[PredefinedTrial]) -> str:
+def what_to_expect(
+    trials: pd.DataFrame, candidates: pd.DataFrame, wanted: Sequence[PredefinedTrial], looks: Sequence[Sequence[int]]
+) -> str:
     """Return what a confirmation costs at most, and how closely it will know losses of accuracy, before it begins."""
     baselines = sum(run.attrs["role"] == "baseline" for run in wanted)
     seeds = (len(wanted) - baselines) // len(candidates)
@@ -185,8 +190,10 @@ def what_to_expect(trials: pd.DataFrame, candidates: pd.DataFrame, wanted: Seque
     said = f"at most {cost:.1f} full trainings"
     quality, values = quality_of(trials), trials[compared_column(trials)]
     if quality.is_accuracy and (deviation := float(seed_noise(values.dropna().iloc[0], resolution_of(values)))) > 0:
-        width = expected_half_width(deviation, seeds, comparisons=len(candidates))
-        said += f"; mean losses will be known to about +-{drop_text(width, quality)} (95 % confidence, all together)"
+        share, spent = shares_of_error(seeds, looks)
+        width = expected_half_width(deviation, seeds, confidence=1 - 0.05 * share, comparisons=len(candidates))
+        said += f"; mean losses will be known to about +-{drop_text(width, quality)}"
+        said += f" ({whole_percent(1 - 0.05 * spent)} confidence, all together)"
     return said
 
 

@@ -184,7 +184,7 @@ def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
             "none",
         )
     cells = confirmation_table(data.confirmation, data.saved_words, data.allowed, data.quality)
-    table = _table("Candidates retrained on fresh seeds", cells, numeric=(0, 1, 2, 3, 4, 5))
+    table = _table("Candidates retrained on fresh seeds", cells, numeric=range(7))
     return _pictures(figures, "confirmation") + table
 
 

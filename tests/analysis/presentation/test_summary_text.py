@@ -481,9 +481,9 @@ def test_the_report_has_sums_layers_confirmation_and_no_schedule() -> None:
     trials = frame_of(pruned(0.968, 0.62, 0.1, columns=named))
     ranking = analysis.rank(trials)
     found = pd.DataFrame(
-        {"candidate": [1], "seeds": [4], "compute_saved": [0.1], "saved": [0.525], "accuracy_drop": [0.00215],
-         "drop_low": [0.001], "drop_high": [0.003], "drop_worst": [0.002], "confidence": [0.95],
-         "confirmed": [True], "failed": [0]}
+        {"candidate": [1, 2, 3, 4], "seeds": [4, 12, 12, 0], "compute_saved": 0.1, "saved": 0.525,
+         "accuracy_drop": 0.00215, "drop_low": 0.001, "drop_high": 0.003, "drop_worst": [0.002] * 3 + [None],
+         "confidence": 0.95, "confirmed": [True, True, False, False], "failed": 0}
     )  # fmt: skip
     held = replace(COMPRESSED, hold={"schedule": MARKED})
     text = report_markdown(held, trials, ranking, analysis.best(ranking), 0.005, confirmation=found)
@@ -494,8 +494,12 @@ def test_the_report_has_sums_layers_confirmation_and_no_schedule() -> None:
     ) in text
     assert "| layer | sparsity |\n|:--|--:|\n| a\\|b.weight | 25.0 % |\n| fc.weight | 50.0 % |\n" in text
     assert f"- MACs of a sample, zeros included: {MACS:,}\n" in text
-    assert "| inference compute saved | accuracy loss (points) | interval (points) | confidence | confirmed |" in text
-    assert "| 1 | 4 | 52.5 % | +0.21 | +0.10 to +0.30 | 95 % | yes |" in text
+    assert "compute saved | accuracy loss (points) | interval (points) | worst seed | confidence | confirmed |" in text
+    assert "| 1 | 4 | 52.5 % | +0.21 | +0.10 to +0.30 | +0.20 | 95 % | yes |" in text
+    assert (  # 1 - .05^(1 / 4) and 1 - .05^(1 / 12)
+        " The share of all seeds that lose more than the worst of these is, with 95 % confidence each, at most 53 % "
+        "for trial 1, 22 % for trial 2.\n"
+    ) in text
     assert "Fixed in every trial but the baseline: schedule=YAML of 8 lines." in text
     assert "SparsityLevelParameterPruner" not in text
 

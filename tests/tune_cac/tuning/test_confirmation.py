@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from studies import result_row, write_study
 import analysis
 import search_spaces
 from analysis.io.study_files import Layout
-from analysis.metrics.confirmation import read_confirmation
+from analysis.metrics.confirmation import paired_interval, read_confirmation, shares_of_error
 from analysis.metrics.noise import resolution_of
 from analysis.presentation.best_env import best_env
 from analysis.presentation.markdown_report import control_cells
@@ -104,11 +106,12 @@ def test_cost_and_width_of_the_intervals_are_said_before() -> None:
     trials = pd.DataFrame({"accuracy": values, "compute_saved": [0.0, 0.3, 0.5]})
     wanted = [PredefinedTrial(attrs={"role": role}, values={}) for role in ["baseline"] * 4 + ["candidate"] * 8]
     deviation = math.sqrt(2 * 0.05 / 600)  # of two calibrated trainings
-    width = stats.t.ppf(1 - 0.05 / 2 / 2, df=3) * deviation / 2
-    assert what_to_expect(trials, trials[1:], wanted) == (
-        f"at most 8.8 full trainings; mean losses will be known to about +-{100 * width:.2f} points (95 % confidence, "
-        "all together)"
-    )
+    for looks, share, percent in (([[4]], 1, 95), ([[2, 4]], 1 / 2, 95), ([[2], [4]], 1 / 4, 94)):
+        width = stats.t.ppf(1 - 0.05 * share / 2 / 2, df=3) * deviation / 2
+        assert what_to_expect(trials, trials[1:], wanted, looks) == (
+            f"at most 8.8 full trainings; mean losses will be known to about +-{100 * width:.2f} points ({percent} % "
+            "confidence, all together)"
+        )
 
 
 def test_no_baseline_is_trained_of_options_that_no_candidate_has(tmp_path: Path) -> None:
@@ -238,6 +241,79 @@ def test_seeds_after_the_greatest_begin_at_none(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SystemExit):
         confirming.confirm(str(folder), seeds=3)
     assert asked == [[2**32 - 1, 0, 1]]
+
+
+#: Of a setting that is neither confirmed nor refuted for long, what it loses on each seed; 0.005 is allowed.
+OPEN = [0.001, 0.009, 0.002, 0.008, 0.003, 0.007, 0.001, 0.009] * 2
+
+
+class Played:
+    """Confirmations of three settings, whose runs end at once: 1 loses nothing, 2 what is open, 3 too much."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.layout = Layout(study(folder, saving(0.3), saving(0.2), saving(0.1)))
+        self.asked: list[tuple[int, ...]] = []  # at each look, how many runs of the baseline and of each setting
+        self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # by setting and seed
+        monkeypatch.setattr(confirming, "_train", self.train)
+
+    def train(self, child: Layout, options: object, base: TrialConfig, wanted: Sequence[PredefinedTrial]) -> bool:
+        numbers = [run.attrs.get("candidate", 0) for run in wanted]
+        self.asked.append(tuple(numbers.count(number) for number in range(4)))
+        for number, run in zip(numbers, wanted, strict=True):
+            seed = run.values["seed"]
+            lost = (0.0, seed / 10**6, OPEN[seed - 1], 0.05 + seed / 10**6)[number]
+            config = TrialConfig.from_mapping({**base.to_dict(), **run.values}).to_dict()
+            row = {**run.attrs, "config": config, "row": result_row(0.97 - lost, 0.3 * (number > 0))}
+            self.rows.setdefault((number, seed), row)
+        info = child.read_info()
+        child.journal.unlink(missing_ok=True)
+        write_study(child.root, list(self.rows.values())).write_info(info)
+        return False
+
+    def confirm(self, seeds: int, **how: Any) -> pd.DataFrame:
+        """The table that it ends with, by setting."""
+        found = confirming.confirm(self.layout.root, seeds=seeds, **how).confirmation
+        assert found is not None
+        return found.set_index("candidate").sort_index()
+
+
+@pytest.mark.slow
+def test_until_decided_trains_further_seeds_only_of_what_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, monkeypatch)
+    table = played.confirm(12, until_decided=True)
+    assert played.asked == [(3, 3, 3, 3), (6, 0, 6, 0), (12, 0, 12, 0)]
+    assert table["seeds"].tolist() == [3, 12, 3]
+    assert table["confirmed"].tolist() == [True, False, False]
+    assert table["refuted"].tolist() == [False, False, True]
+    assert table["confidence"].tolist() == [0.95] * 3  # of all looks together
+    most = paired_interval(OPEN[:12], confidence=1 - 0.05 / 3, comparisons=3).high
+    assert table.loc[2, "drop_high"] == pytest.approx(most)
+
+
+@pytest.mark.slow
+def test_more_seeds_in_a_later_call_are_further_looks_and_have_less_of_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, monkeypatch)
+    first = played.confirm(5)
+    assert played.confirm(5).equals(first)  # the same look is none more
+    assert first["confidence"].tolist() == [0.95] * 3
+    assert played.confirm(8)["confidence"].tolist() == pytest.approx([1 - 0.05 * 1.25] * 3)
+    table = played.confirm(16, until_decided=True)
+    assert played.layout.confirmation.read_info().looks == [[5], [8], [3, 6, 12, 16]]
+    assert table["seeds"].tolist() == [8, 16, 8]
+    assert table["confidence"].tolist() == pytest.approx([1 - 0.05 * spent for spent in (1.25, 1.375, 1.25)])
+    width = paired_interval(OPEN, confidence=1 - 0.05 / 8 / 4, comparisons=3)
+    assert tuple(table.loc[2, ["drop_low", "drop_high"]]) == pytest.approx((width.low, width.high))
+
+
+def test_a_confirmation_of_an_earlier_version_keeps_its_looks(tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}])
+    for looks, share in ((1, 1.0), (4, 0.25)):  # it counted them
+        layout.info.write_text(json.dumps({**json.loads(layout.info.read_text()), "looks": looks}))
+        assert shares_of_error(5, layout.read_info().looks) == (share, 1.0)
 
 
 def with_control(folder: Path, shorter: float) -> Path:
