@@ -208,7 +208,8 @@ class Stops:
             _STOPPED_IN[parameter] = self._stopper
             if not self._settings.reference:
                 parameter.grad = None
-                self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
+                if not hasattr(self._optimizer, "eval"):  # schedule-free ones evaluate averages that they keep there
+                    self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
         self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=not self.of(Reason.KEPT))
         self._still = [self._parameters[number] for number in held]
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if self._prefix.depends_on_stops else []

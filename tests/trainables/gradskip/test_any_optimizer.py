@@ -93,6 +93,43 @@ def test_stopped_layers_hold_still_and_the_others_move(name: str, settings: Sett
     assert all(p not in optimizer.state for p in list(model.parameters())[:7])
 
 
+class Averaging(torch.optim.SGD):
+    """SGD whose `eval` swaps the weights for their means over the steps, and `train` back, as schedule-free ones do."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                self.state[p]["mean"] = self.state[p].get("mean", p.detach().clone()).lerp(p.detach(), 0.25)
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            if "mean" in self.state[p]:
+                moving = p.clone()
+                p.copy_(self.state[p]["mean"])
+                self.state[p]["mean"] = moving
+
+    train = eval
+
+
+def test_a_stopped_layer_is_evaluated_by_the_averages_that_its_optimizer_keeps() -> None:
+    ours, theirs = conv_model(), conv_model()
+    optimizer, plain = (Averaging(m.parameters(), lr=0.05) for m in (ours, theirs))
+
+    def freeze(step: int) -> None:
+        for number, p in enumerate(theirs.parameters()):
+            if number < 4 * (step >= 3) or number < 7 * (step >= 8):
+                p.requires_grad_(False).grad = None
+
+    train(ours, wrap(optimizer, MANUAL), 12)
+    train(theirs, plain, 12, each=freeze)
+    for mode in (Averaging.eval, Averaging.train):
+        mode(optimizer)
+        mode(plain)
+        assert equal(weights(ours), weights(theirs))
+
+
 @pytest.mark.parametrize(
     ("name", "path"), [(name, path) for name in PAIRS for path in PATHS] + [(name, {}) for name in WRAPPED], ids=str
 )
