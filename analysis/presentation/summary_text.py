@@ -35,7 +35,7 @@ from analysis.metrics.ranking import (
     accuracy_when_shorter,
     ahead_of_shorter,
     baseline_of,
-    beats_shorter,
+    beats_on_one_seed,
     dense_alike,
     insignificant_difference,
     on_average,
@@ -434,7 +434,7 @@ def against_shorter(best: pd.Series, line: pd.DataFrame | None, confirmation: pd
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
         return f"No dense run was cut that short: the shortest saves {percent(line['compute_saved'].max())}."
-    word = beats_shorter(best.to_frame().T, line).iloc[0]
+    word = beats_on_one_seed(best.to_frame().T, line).iloc[0]
     if pd.isna(word):
         return ""
     said = (

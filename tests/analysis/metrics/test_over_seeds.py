@@ -123,6 +123,16 @@ def test_a_loss_is_the_mean_of_both_splits_against_the_baseline_of_the_same_seed
     assert (found[0], found[1].mean, found[2].mean) == (10, pytest.approx(0.025), pytest.approx(0.01))
 
 
+def test_a_cut_run_on_further_seeds_is_compared_with_whatever_frame_is_given() -> None:
+    """Behind on each seed by 20 points; on the own one no dense run was cut that short."""
+    dense = STUDY["control"] == SHORTER
+    trials = STUDY.assign(accuracy=STUDY["accuracy"] + 0.2 * dense, test_accuracy=STUDY["test_accuracy"] + 0.2 * dense)
+    ranking, line = analysis.rank(trials, allowed_drop=0.02), control_line(trials)
+    assert analysis.beats_shorter(ranking, line).tolist() == ["behind", pd.NA]
+    assert analysis.beats_shorter(pd.concat([ranking, ranking]), line).tolist() == ["behind", pd.NA] * 2
+    assert analysis.beats_shorter(ranking.drop(columns="trial"), line).isna().all()
+
+
 def test_runs_on_a_further_seed_are_compared_with_the_baseline_there() -> None:
     flops = [100.0, 50.0, 200.0, 50.0, 100.0, 50.0, 80.0, 40.0, 50.0]
     epochs = STUDY["epochs"].where(STUDY["control"] != SHORTER, 5)

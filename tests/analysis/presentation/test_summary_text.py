@@ -251,6 +251,18 @@ def test_an_answer_says_whether_fresh_seeds_confirmed_it(confirmed: bool) -> Non
     assert f"\n# {in_file}\n" in best_env(INFO, best, 0.005, confirmation=found.assign(failed=int(not confirmed)))
 
 
+def test_beside_a_confirmed_answer_a_cut_run_is_of_one_seed_in_words_and_numbers() -> None:
+    """On it the setting is far ahead, over the search's further seeds behind."""
+    best = best_of(study(record(1, 0.967, 0.31, **VARIABLES)))
+    line = pd.DataFrame({"compute_saved": [0.0, 0.4], "accuracy": [0.97, 0.8]})
+    line.attrs = {"losses": {1: {1001: 0.1, 1002: 0.1}, -2: {1001: 0.0, 1002: 0.001}}, "epochs": {1: 12}}
+    again = pd.DataFrame({"candidate": [1], "seeds": [4]})
+    assert against_shorter(best, line, None).startswith(
+        "Simply training 12 epochs: -0.05 points; the setting is behind"
+    )
+    assert against_shorter(best, line, again).startswith("On one seed it is ahead of a dense run cut")
+
+
 def test_a_baseline_that_lost_its_last_reports_is_doubted() -> None:
     far_better = analysis.rank(study(record(1, 0.9701 + 0.05, 0.3)))
     best = analysis.best(far_better)
