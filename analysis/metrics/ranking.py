@@ -446,8 +446,9 @@ def on_average(ranking: pd.DataFrame, saved: str = SAVED) -> pd.Series[float]:
 def best(ranking: pd.DataFrame) -> pd.Series | None:
     """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    Of those with most seeds: a search may have ended amid a setting's. Where none is: the first that is within it on
-    the search's own seed, of those that were not tried on others and save less than what was. None if there is none.
+    Of those with most seeds: a search may have ended amid a setting's. What saves nothing on average is none. Where
+    there is none: the first that is within it on the search's own seed, of those that were not tried on others and save
+    less than what was. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -460,10 +461,10 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool)]
     if "within_over_seeds" in ranking:
-        tried = within[within["within_over_seeds"].fillna(False)]
+        tried = within[within["within_over_seeds"].fillna(False) & ~(numbers_of(within, "saved_mean") <= 0)]
         if tried.empty:  # as where time was up before the next one's turn
-            refused = ranking[ranking["seeds"].notna()]
-            within = within[within["seeds"].isna() & (within[SAVED] <= refused[SAVED].min() - LESS + ROUNDING)]
+            least = numbers_of(ranking, SAVED)[ranking["seeds"].notna()].min()  # NaN where a confirmation refuted all
+            within = within[within["seeds"].isna() & ~(numbers_of(within, SAVED) > least - LESS + ROUNDING)]
         else:
             within = tried[tried["seeds"] == tried["seeds"].max()]
     return within.iloc[0] if len(within) else None

@@ -13,6 +13,7 @@ import analysis
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN, losses_of, over_seeds
 from analysis.metrics.ranking import ahead_of_shorter, control_line, relative_to_baseline
+from analysis.presentation.summary_text import headline
 
 
 def test_of_one_setting_without_an_expected_deviation_it_is_students_interval() -> None:
@@ -131,6 +132,18 @@ def test_a_cut_run_on_further_seeds_is_compared_with_whatever_frame_is_given() -
     assert analysis.beats_shorter(ranking, line).tolist() == ["behind", pd.NA]
     assert analysis.beats_shorter(pd.concat([ranking, ranking]), line).tolist() == ["behind", pd.NA] * 2
     assert analysis.beats_shorter(ranking.drop(columns="trial"), line).isna().all()
+
+
+def test_what_saves_nothing_on_average_is_no_answer() -> None:
+    nothing = STUDY.assign(compute_saved=STUDY["compute_saved"].where(STUDY["candidate"].isna(), 0.0))
+    other = STUDY[1:2].assign(trial=9, accuracy=0.89, compute_saved=0.4)
+    ranking = analysis.rank(pd.concat([nothing, other]), allowed_drop=0.02)
+    best = analysis.best(ranking)
+    assert best is not None
+    assert best["trial"] == 9
+    said = headline(ranking, best, 0.02)
+    assert said.endswith("1 setting that saved more saved nothing over further seeds.")
+    assert "Nearest" not in headline(ranking, None, 0.001)
 
 
 def test_runs_on_a_further_seed_are_compared_with_the_baseline_there() -> None:
