@@ -177,3 +177,6 @@ def test_where_seeds_change_nothing_nothing_is_said_of_them() -> None:
     same.loc[[3, 5], ["accuracy", "test_accuracy"]] = [0.90, 0.80]
     assert losses_of(same)[0] == losses_of(same.drop(index=[4, 5, 7]))[0] == {}
     assert "seeds" not in analysis.rank(same)
+    trained = same.assign(train_loss=[0.1 + number / 1000 for number in range(len(same))])
+    assert losses_of(trained)[0][1] == {1001: 0.0, 1002: 0.0}  # as many were right by chance
+    assert losses_of(same.assign(train_loss=math.nan))[0] == losses_of(same.assign(train_loss=0.1))[0] == {}
