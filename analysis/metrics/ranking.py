@@ -309,8 +309,8 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """Return whether each trial is better in the metric than a cut dense run of the same compute.
 
     That is ``ahead``, ``behind`` or ``alike``: over further seeds where that run was trained on them (`over_shorter`),
-    else by one seed (within `insignificant_difference`). NA beyond the line's end, for its own points, for trials that
-    save nothing or did not complete, and where the study ranks by other compute than that of training.
+    else by one seed (`beats_on_one_seed`), NA beyond the line's end. NA for the line's own points, for trials that save
+    nothing or did not complete, and where the study ranks by other compute than that of training.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
@@ -320,21 +320,30 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     >>> beats_shorter(trials, line).tolist()
     [<NA>, 'behind', 'ahead', 'alike', <NA>]
     """
+    words = beats_on_one_seed(trials, line)
+    if line.attrs.get("losses") and "trial" in trials:
+        trials = plain(trials)
+        for place in np.flatnonzero(_may_beat(trials)):
+            if (found := ahead_of_shorter(trials.iloc[place], line)) is not None:
+                words.iloc[int(place)] = over_shorter(found[2])
+    return words
+
+
+def beats_on_one_seed(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
+    """Return `beats_shorter` by the study's own seed alone, within `insignificant_difference`."""
     quality = _quality_of(line)
     trials = plain(trials, needed=("status", quality.name, "compute_saved"))
     saved, value = trials["compute_saved"].astype(float), trials[quality.name].astype(float).to_numpy()
     reached = accuracy_when_shorter(line, saved)
-    judged = is_value(trials, "status", "completed") & (saved > ROUNDING) & ~np.isnan(reached)
-    judged &= ~is_shorter(trials) & ranks_by_training(trials)
     more = quality.sign * (value - reached)
     nothing = insignificant_difference(line, (value + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [AHEAD, BEHIND], ALIKE), index=trials.index)
-    words = words.astype("string").mask(~judged.to_numpy())
-    if line.attrs.get("losses"):
-        for at in trials.index[judged]:
-            if (found := ahead_of_shorter(trials.loc[at], line)) is not None:
-                words[at] = over_shorter(found[2])
-    return words
+    return words.astype("string").mask(~_may_beat(trials).to_numpy() | np.isnan(reached))
+
+
+def _may_beat(trials: pd.DataFrame) -> pd.Series[bool]:
+    saves = trials["compute_saved"].astype(float) > ROUNDING
+    return is_value(trials, "status", "completed") & saves & ~is_shorter(trials) & ranks_by_training(trials)
 
 
 def over_shorter(ahead: OverSeeds) -> str:
@@ -437,8 +446,9 @@ def on_average(ranking: pd.DataFrame, saved: str = SAVED) -> pd.Series[float]:
 def best(ranking: pd.DataFrame) -> pd.Series | None:
     """Return the setting that saves most of those whose mean over further seeds is within the allowed accuracy loss.
 
-    Of those with most seeds: a search may have ended amid a setting's. Where none is: the first that is within it on
-    the search's own seed, of those that were not tried on others and save less than what was. None if there is none.
+    Of those with most seeds: a search may have ended amid a setting's. What saves nothing on average is none. Where
+    there is none: the first that is within it on the search's own seed, of those that were not tried on others and save
+    less than what was. None if there is none.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -451,10 +461,10 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool)]
     if "within_over_seeds" in ranking:
-        tried = within[within["within_over_seeds"].fillna(False)]
+        tried = within[within["within_over_seeds"].fillna(False) & ~(numbers_of(within, "saved_mean") <= 0)]
         if tried.empty:  # as where time was up before the next one's turn
-            refused = ranking[ranking["seeds"].notna()]
-            within = within[within["seeds"].isna() & (within[SAVED] <= refused[SAVED].min() - LESS + ROUNDING)]
+            least = numbers_of(ranking, SAVED)[ranking["seeds"].notna()].min()  # NaN where a confirmation refuted all
+            within = within[within["seeds"].isna() & ~(numbers_of(within, SAVED) > least - LESS + ROUNDING)]
         else:
             within = tried[tried["seeds"] == tried["seeds"].max()]
     return within.iloc[0] if len(within) else None

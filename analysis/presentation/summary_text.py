@@ -35,7 +35,7 @@ from analysis.metrics.ranking import (
     accuracy_when_shorter,
     ahead_of_shorter,
     baseline_of,
-    beats_shorter,
+    beats_on_one_seed,
     dense_alike,
     insignificant_difference,
     on_average,
@@ -328,7 +328,7 @@ def _no_recommendation(ranking: pd.DataFrame, allowed_drop: float | str, confirm
 def nearest_sentence(ranking: pd.DataFrame, allowed_drop: float | str) -> str:
     """Return what loses least of what saves something, over further seeds if any was tried there; empty for none."""
     column = "drop_mean" if "seeds" in ranking else quality_of(ranking).drop
-    tried = ranking[(ranking[column] < math.inf) & (ranking[SAVED] > 0)]
+    tried = ranking[(ranking[column] < math.inf) & (on_average(ranking) > 0)]
     if tried.empty:
         return ""
     nearest = tried.iloc[int(tried[column].argmin())]
@@ -354,9 +354,18 @@ def _never_moves(ranking: pd.DataFrame, quality: Quality) -> str:
 
 
 def _refused(ranking: pd.DataFrame, best: pd.Series) -> str:
-    """Return, of an answer of one seed, how many settings lost too much over further ones; empty for none."""
-    refused = int(ranking["seeds"].notna().sum()) if "seeds" in ranking and pd.isna(best["seeds"]) else 0
-    return f"{plural(refused, 'setting')} that saved more lost too much over further seeds." if refused else ""
+    """Return, of an answer of one seed, how many settings were refused over further ones; empty for none."""
+    if "seeds" not in ranking or not pd.isna(best["seeds"]):
+        return ""
+    tried = ranking[ranking["seeds"].notna() & (ranking[SAVED] > saved_of_one(best))]
+    within = tried["within_over_seeds"].fillna(False).astype(bool)
+    nothing = within & (numbers_of(tried, "saved_mean") <= 0)  # others may be those that a confirmation refuted
+    counts = {"lost too much": int((~within).sum()), "saved nothing": int(nothing.sum())}
+    return " ".join(
+        f"{plural(count, 'setting')} that saved more {did} over further seeds."
+        for did, count in counts.items()
+        if count
+    )
 
 
 def _recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
@@ -434,7 +443,7 @@ def against_shorter(best: pd.Series, line: pd.DataFrame | None, confirmation: pd
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
         return f"No dense run was cut that short: the shortest saves {percent(line['compute_saved'].max())}."
-    word = beats_shorter(best.to_frame().T, line).iloc[0]
+    word = beats_on_one_seed(best.to_frame().T, line).iloc[0]
     if pd.isna(word):
         return ""
     said = (

@@ -91,8 +91,12 @@ class SearchResult:
 
     @property
     def nearest(self) -> str:
-        """Return what loses least of what saves something, in one sentence; empty if there is an answer."""
-        return "" if self.answer is not None else nearest_sentence(self.ranking, self.allowed_drop)
+        """Return what loses least of what saves something, in one sentence.
+
+        Empty if there is an answer, or if fresh seeds refuted what lost little.
+        """
+        refuted = self.confirmation is not None and self.confirmation["refuted"].any()
+        return "" if self.answer is not None or refuted else nearest_sentence(self.ranking, self.allowed_drop)
 
     @property
     def cost(self) -> SearchCost:

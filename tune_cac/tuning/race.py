@@ -163,12 +163,15 @@ class Race:
         if earlier := self._of(attrs):  # as long as these
             runs = [PredefinedTrial(attrs=attrs, values=earlier[0]["given"])]
         else:
-            baseline, of = self._trials.baseline_row() or {}, self._plan.base.saving
-            rows = [one["row"] for one in self._of({**attrs, "control": OTHER_SEED}) if "row" in one]
-            saved = fmean(saved_of_row(row, of, baseline) for row in rows)
-            runs = cut_with_norms_of(self._plan.base, replace(best, saved=saved))
+            runs = cut_with_norms_of(self._plan.base, replace(best, saved=self._mean_saved(best.trial)))
         seeds = losses[best.trial]
         return [replace(run, attrs=attrs, values={**run.values, "seed": seed}) for run in runs for seed in seeds]
+
+    def _mean_saved(self, trial: int) -> float:
+        """Return what a setting saves on average over its further seeds; it has ended on one."""
+        baseline, of = self._trials.baseline_row() or {}, self._plan.base.saving
+        runs = self._of({"role": "control", "control": OTHER_SEED, "candidate": trial})
+        return fmean(saved_of_row(one["row"], of, baseline) for one in runs if "row" in one)
 
     def _of(self, attrs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what is noted of the trials with these attributes."""
@@ -198,7 +201,10 @@ class Race:
         losses = {trial: list(one.values()) for trial, one in known.losses.items()}
         found, seeds = over_seeds(losses, known.expected).items(), len(self._usable())
         # Of cut dense runs, too, which are no settings (`shorter_of`).
-        return {trial: one.decides(allowed, seeds) for trial, one in found if trial >= 0}
+        verdicts = {trial: one.decides(allowed, seeds) for trial, one in found if trial >= 0}
+        # A rule may stop on the study's own seed alone.
+        nothing = [trial for trial, one in verdicts.items() if one == WITHIN and self._mean_saved(trial) <= 0]
+        return verdicts | dict.fromkeys(nothing, BEYOND)
 
     def _usable(self) -> list[int]:
         """Return the further seeds on which the baseline has not failed."""

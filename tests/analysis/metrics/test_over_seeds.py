@@ -13,6 +13,7 @@ import analysis
 from analysis.metrics.noise import seed_noise
 from analysis.metrics.over_seeds import BEYOND, OPEN, WITHIN, losses_of, over_seeds
 from analysis.metrics.ranking import ahead_of_shorter, control_line, relative_to_baseline
+from analysis.presentation.summary_text import headline
 
 
 def test_of_one_setting_without_an_expected_deviation_it_is_students_interval() -> None:
@@ -123,6 +124,28 @@ def test_a_loss_is_the_mean_of_both_splits_against_the_baseline_of_the_same_seed
     assert (found[0], found[1].mean, found[2].mean) == (10, pytest.approx(0.025), pytest.approx(0.01))
 
 
+def test_a_cut_run_on_further_seeds_is_compared_with_whatever_frame_is_given() -> None:
+    """Behind on each seed by 20 points; on the own one no dense run was cut that short."""
+    dense = STUDY["control"] == SHORTER
+    trials = STUDY.assign(accuracy=STUDY["accuracy"] + 0.2 * dense, test_accuracy=STUDY["test_accuracy"] + 0.2 * dense)
+    ranking, line = analysis.rank(trials, allowed_drop=0.02), control_line(trials)
+    assert analysis.beats_shorter(ranking, line).tolist() == ["behind", pd.NA]
+    assert analysis.beats_shorter(pd.concat([ranking, ranking]), line).tolist() == ["behind", pd.NA] * 2
+    assert analysis.beats_shorter(ranking.drop(columns="trial"), line).isna().all()
+
+
+def test_what_saves_nothing_on_average_is_no_answer() -> None:
+    nothing = STUDY.assign(compute_saved=STUDY["compute_saved"].where(STUDY["candidate"].isna(), 0.0))
+    other = STUDY[1:2].assign(trial=9, accuracy=0.89, compute_saved=0.4)
+    ranking = analysis.rank(pd.concat([nothing, other]), allowed_drop=0.02)
+    best = analysis.best(ranking)
+    assert best is not None
+    assert best["trial"] == 9
+    said = headline(ranking, best, 0.02)
+    assert said.endswith("1 setting that saved more saved nothing over further seeds.")
+    assert "Nearest" not in headline(ranking, None, 0.001)
+
+
 def test_runs_on_a_further_seed_are_compared_with_the_baseline_there() -> None:
     flops = [100.0, 50.0, 200.0, 50.0, 100.0, 50.0, 80.0, 40.0, 50.0]
     epochs = STUDY["epochs"].where(STUDY["control"] != SHORTER, 5)
@@ -154,3 +177,6 @@ def test_where_seeds_change_nothing_nothing_is_said_of_them() -> None:
     same.loc[[3, 5], ["accuracy", "test_accuracy"]] = [0.90, 0.80]
     assert losses_of(same)[0] == losses_of(same.drop(index=[4, 5, 7]))[0] == {}
     assert "seeds" not in analysis.rank(same)
+    trained = same.assign(train_loss=[0.1 + number / 1000 for number in range(len(same))])
+    assert losses_of(trained)[0][1] == {1001: 0.0, 1002: 0.0}  # as many were right by chance
+    assert losses_of(same.assign(train_loss=math.nan))[0] == losses_of(same.assign(train_loss=0.1))[0] == {}

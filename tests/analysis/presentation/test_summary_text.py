@@ -36,7 +36,7 @@ from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import RULES
-from tune_cac.study.study_result import answer, write_answer
+from tune_cac.study.study_result import SearchResult, answer, best_or_confirmed, write_answer
 
 INFO = StudyInfo(
     space="auto_thresholds", workload="digits", epochs=30, seed=0, trials=3, allowed_drop=0.005,
@@ -249,6 +249,39 @@ def test_an_answer_says_whether_fresh_seeds_confirmed_it(confirmed: bool) -> Non
     assert headline(ranking, best, 0.005, confirmation=found) == said
     in_file = "Confirmed on fresh seeds." if confirmed else "Not confirmed on fresh seeds: it failed on 1 fresh seed."
     assert f"\n# {in_file}\n" in best_env(INFO, best, 0.005, confirmation=found.assign(failed=int(not confirmed)))
+
+
+@pytest.mark.parametrize(("confirmed", "trial"), [(True, 2), (False, 2), (None, 0)])
+def test_what_fresh_seeds_refute_was_not_refused_by_the_searchs(confirmed: bool | None, trial: int) -> None:
+    """Trial 1, of which the search had its seeds; of 2 alone it is told, or refuted, too, and nothing is near."""
+    trials = study(record(1, 0.97, 0.3), record(2, 0.968, 0.25, **VARIABLES))
+    ranking = over_seeds(analysis.rank(trials), {1: (3, 0.002, -0.001, 0.004, 0.004, None, True, 0.3, 0.3)})
+    found = pd.DataFrame(
+        {"candidate": [1, 2], "seeds": 4, "compute_saved": 0.3, "accuracy_drop": [0.02, 0.004], "drop_low": 0.001,
+         "drop_high": 0.02, "drop_worst": 0.02, "confidence": 0.95, "failed": 0,
+         "confirmed": [False, bool(confirmed)], "refuted": [True, confirmed is None]}
+    )  # fmt: skip
+    best = best_or_confirmed(ranking, found)
+    assert best is not None
+    assert best["trial"] == trial
+    assert "over further seeds" not in headline(ranking, best, 0.005, confirmation=found)
+    result = SearchResult(
+        folder=Path(), trials=trials, ranking=ranking, best=best, allowed_drop=0.005, confirmation=found,
+        interrupted=False,
+    )  # fmt: skip
+    assert result.nearest == ""
+
+
+def test_beside_a_confirmed_answer_a_cut_run_is_of_one_seed_in_words_and_numbers() -> None:
+    """On it the setting is far ahead, over the search's further seeds behind."""
+    best = best_of(study(record(1, 0.967, 0.31, **VARIABLES)))
+    line = pd.DataFrame({"compute_saved": [0.0, 0.4], "accuracy": [0.97, 0.8]})
+    line.attrs = {"losses": {1: {1001: 0.1, 1002: 0.1}, -2: {1001: 0.0, 1002: 0.001}}, "epochs": {1: 12}}
+    again = pd.DataFrame({"candidate": [1], "seeds": [4]})
+    assert against_shorter(best, line, None).startswith(
+        "Simply training 12 epochs: -0.05 points; the setting is behind"
+    )
+    assert against_shorter(best, line, again).startswith("On one seed it is ahead of a dense run cut")
 
 
 def test_a_baseline_that_lost_its_last_reports_is_doubted() -> None:

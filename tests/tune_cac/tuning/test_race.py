@@ -26,12 +26,12 @@ def play(
     settings: int,
     controls: bool = False,
     most: int = 99,
-    less: float = 0.0,
+    less: dict[int, float] | None = None,
     failing: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Train what a search suggests: settings save .5, .4, ... and lose what number (-1: a control) and seed say.
 
-    They save ``less`` on further seeds. The run of the ``failing`` number and seed raises.
+    They save ``less`` on further seeds, by their number. The run of the ``failing`` number and seed raises.
     """
     search.ask_for(settings, controls=controls, seeds=True)
     sent = []
@@ -39,7 +39,7 @@ def play(
         attrs, seed = told(search.plan.journal.parent)[one["trial"]].user_attrs, one["config"]["seed"]
         number = attrs.get("candidate", one["trial"])
         setting = -1 if attrs.get("control") == "shorter on other seed" else number
-        saved = 0.6 - 0.1 * number - less * (seed > 0) if number else 0.0
+        saved = 0.6 - 0.1 * number - (less or {}).get(number, 0.0) * (seed > 0) if number else 0.0
         sent.append(attrs | {"seed": seed, "epochs": one["config"]["epochs"]})
         if (setting, seed) == failing:
             search.tell_failure("a", "boom")
@@ -154,7 +154,7 @@ def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     search = a_search(tmp_path)
-    sent = play(search, lambda number, seed: 0.5 * (number < 0), settings=3, controls=True, less=0.1)
+    sent = play(search, lambda number, seed: 0.5 * (number < 0), settings=3, controls=True, less={1: 0.1})
     cut = [one for one in sent if one.get("control") == "shorter on other seed"]
     assert [(one["candidate"], one["seed"]) for one in cut] == [(1, 1001), (1, 1002), (1, 1003)]
     assert {one["epochs"] for one in cut} == {round(0.6 * search.plan.base.epochs)}  # what is saved on these seeds
@@ -165,6 +165,22 @@ def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(
     assert written is not None
     assert (written["saved"], written["saved_mean"]) == (0.5, pytest.approx(0.4))
     assert search.race.beyond() == []  # what a control loses refuses no setting
+
+
+def test_a_rule_that_stops_on_the_own_seed_alone_is_refused(tmp_path: Path) -> None:
+    search = a_search(tmp_path)
+    sent = play(search, lambda number, seed: 0.0, settings=3, controls=True, less={1: 0.7})
+    assert [run for run in on_seeds(sent) if run[0]] == [
+        (1, 1001),
+        (1, 1002),
+        (1, 1003),
+        (2, 1001),
+        (2, 1002),
+        (2, 1003),
+    ]
+    written = answer_written(tmp_path)
+    assert written is not None
+    assert (search.best().trial, written["trial"]) == (2, 2)
 
 
 def test_no_control_is_trained_beside_a_setting_that_is_not_decided(tmp_path: Path) -> None:
