@@ -90,3 +90,14 @@ def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:
     assert candidates["epochs"].tolist() == [best["epochs"]] * 3
     assert candidates["compute_saved"].to_numpy(float) == pytest.approx(best["compute_saved"], abs=0.1)
     assert_equals_alone(candidates.iloc[0])
+
+
+@pytest.mark.thorough
+def test_seeds_are_added_for_good(study: Path) -> None:
+    done = run_here(study.parents[1], "search", "--resume", "s", "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    info = Layout(study).read_info()
+    assert (info.seeds, info.answer is not None and info.answer["seeds"]) == (2, 1)
+    fewer = run_here(study.parents[1], "search", "--resume", "s", "--seeds", "1")
+    assert "are compared over 2 seeds: so are these" in fewer.stderr
+    assert Layout(study).read_info().seeds == 2

@@ -187,11 +187,10 @@ def resume(name: str, **given: Any) -> SearchResult:
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # the study's are taken with its device
         if here.get("sharing") is None:
             here["sharing"] = info.sharing
-        if (fewer := here.get("seeds")) and fewer < (info.seeds or 1):
-            say(f"settings of {layout.root} are compared over {plural(info.seeds or 1, 'seed')}: so are these")
-        here["seeds"] = max(fewer or 1, info.seeds or 1)
-        if here["seeds"] != info.seeds:
-            layout.write_info(info := replace(info, seeds=here["seeds"]))
+        wanted, settled = here.get("seeds"), info.seeds or 1
+        if wanted and wanted < settled:
+            say(f"settings of {layout.root} are compared over {plural(settled, 'seed')}: so are these")
+        here["seeds"] = max(wanted or 1, settled)
         mend_journal(layout.journal)
         options = SearchOptions.of_study(info, trials=max(1, info.trials), **{**threads_in(layout.journal), **here})
         check_processors(options)
@@ -199,6 +198,8 @@ def resume(name: str, **given: Any) -> SearchResult:
         check_gpus(options)
         if options.is_script:
             check_unchanged(options.workload_options)
+        if options.seeds != settled:
+            layout.write_info(replace(layout.read_info(), seeds=options.seeds))
         return _run(layout, options, device)
 
 

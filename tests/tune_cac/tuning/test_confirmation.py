@@ -455,6 +455,14 @@ def test_a_confirmation_is_not_searched(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"is a confirmation: go on with python -m tune_cac confirm {layout.root}" in capsys.readouterr().err
 
 
+def test_a_wrong_number_of_seeds_leaves_the_study_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}])
+    before = layout.info.read_text()
+    assert main(["search", "--resume", str(layout.root), "--seeds", "17"]) == 2
+    assert "--seeds must be" in capsys.readouterr().err
+    assert layout.info.read_text() == before
+
+
 def test_a_damaged_journal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"row": result_row()}, {"row": result_row(0.97, 0.3), "config": TrialConfig().to_dict()}]
     layout = write_study(tmp_path / "s", rows)
