@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from analysis.formatting import percent, plural
@@ -27,15 +26,18 @@ from analysis.metrics.over_seeds import (
     WITHIN,
     ignores_seed,
     losses_of,
+    mean_over_seeds,
     over_seeds,
 )
+from analysis.metrics.ranking import relative_to_baseline
 from analysis.presentation.markdown_report import full_trainings
 from trainables.config import wrapped_seed
 from trainables.quality import allowed_amount
+from trainables.savings import SAVED
 from tune_cac.messages import say
 from tune_cac.tuning.controls import cut_with_norms_of, shorter_trainings
 from tune_cac.tuning.plan import SearchPlan
-from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials, saved_of_row
+from tune_cac.tuning.trials import EPOCHS, OF_EPOCHS, BestSetting, PredefinedTrial, StudyTrials
 
 #: Distance of the further seeds from the study's, behind which those of a confirmation follow.
 FURTHER_SEEDS = 1000
@@ -76,10 +78,11 @@ def leading(
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What a running study shows of further seeds."""
+    """Facts of a running study on further seeds."""
 
     losses: dict[int, dict[int, float]] = field(default_factory=dict)  # `losses_of`
     expected: float = 0.0  # their expected deviation
+    saved: Mapping[Any, float] = field(default_factory=dict)  # mean share saved, by setting
     failed: Collection[int] = ()  # seeds on which the baseline failed, so that no setting can be judged
     trainings: float = 0.0  # executed in all
 
@@ -108,10 +111,12 @@ class Race:
             return None
         begun, baseline = self._trials.begun(), self._baseline()
         runs = [(number, self._again(number, seed)) for seed in self._usable() for number in (baseline, one.trial)]
-        missing = [number for number, run in runs if run.key not in begun]
-        if missing:
-            self._say_cost(one, missing.count(baseline), missing.count(one.trial))
-        return next((run for _, run in runs if run.key not in begun), None)
+        missing = [(number, run) for number, run in runs if run.key not in begun]
+        if not missing:
+            return None
+        baselines = sum(number == baseline for number, _ in missing)
+        self._say_cost(one, baselines, len(missing) - baselines)
+        return missing[0][1]
 
     def next_baseline(self) -> PredefinedTrial | None:
         """Return the next run of the baseline, which every setting is compared with: work for idle processors."""
@@ -156,22 +161,16 @@ class Race:
 
     def beside(self, best: BestSetting) -> list[PredefinedTrial]:
         """Return the dense run cut to the compute of a setting, on the setting's further seeds; none for such a run."""
-        losses = self._known().losses if self.seeds and best.config["method"] != "none" else {}
-        if not losses.get(best.trial):
+        known = self._known()
+        seeds = known.losses.get(best.trial) if self.seeds and best.config["method"] != "none" else None
+        if not seeds:
             return []
         attrs = {"role": "control", "control": SHORTER_ON_SEED, "candidate": best.trial}
         if earlier := self._of(attrs):  # as long as these
             runs = [PredefinedTrial(attrs=attrs, values=earlier[0]["given"])]
         else:
-            runs = cut_with_norms_of(self._plan.base, replace(best, saved=self._mean_saved(best.trial)))
-        seeds = losses[best.trial]
+            runs = cut_with_norms_of(self._plan.base, replace(best, saved=known.saved[best.trial]))
         return [replace(run, attrs=attrs, values={**run.values, "seed": seed}) for run in runs for seed in seeds]
-
-    def _mean_saved(self, trial: int) -> float:
-        """Return what a setting saves on average over its further seeds; it has ended on one."""
-        baseline, of = self._trials.baseline_row() or {}, self._plan.base.saving
-        runs = self._of({"role": "control", "control": OTHER_SEED, "candidate": trial})
-        return fmean(saved_of_row(one["row"], of, baseline) for one in runs if "row" in one)
 
     def _of(self, attrs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what is noted of the trials with these attributes."""
@@ -203,7 +202,7 @@ class Race:
         # Of cut dense runs, too, which are no settings (`shorter_of`).
         verdicts = {trial: one.decides(allowed, seeds) for trial, one in found if trial >= 0}
         # A rule may stop on the study's own seed alone.
-        nothing = [trial for trial, one in verdicts.items() if one == WITHIN and self._mean_saved(trial) <= 0]
+        nothing = [trial for trial, one in verdicts.items() if one == WITHIN and known.saved[trial] <= 0]
         return verdicts | dict.fromkeys(nothing, BEYOND)
 
     def _usable(self) -> list[int]:
@@ -211,6 +210,7 @@ class Race:
         return [seed for seed in self.seeds if seed not in self._known().failed]
 
     def _known(self) -> _Known:
+        """Return the facts at the trials that have ended so far, and find out whether the seed is ignored."""
         if self._trials.counts() != self._found[0] and self._trials.baseline_row() is not None:  # asked for often
             trials = [
                 JournalTrial(number=t.number, state=t.state.name, user_attrs=dict(t.user_attrs))
@@ -221,6 +221,7 @@ class Race:
             baselines = is_value(frame, "control", OTHER_SEED) & (numbers_of(frame, "candidate") == self._baseline())
             self._found = self._trials.counts(), _Known(
                 losses=losses, expected=expected, trainings=search_cost(frame).dense_equivalents,
+                saved=dict(mean_over_seeds(relative_to_baseline(frame), SAVED).items()),
                 failed={*frame.loc[baselines & is_value(frame, "status", "failed"), "seed"].astype(int)}
                 - {*frame.loc[baselines & is_value(frame, "status", "completed"), "seed"].astype(int)},
             )  # fmt: skip
