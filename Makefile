@@ -54,7 +54,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 # finds it and fails.
 # moto, an S3 server, asks for an older dateutil than pandas, and works with this one.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --no-deps --upgrade --target $(VENV)/torchvision torchvision & beside=$$!; $(PIP) -e '.[test]' && \
+	$(PIP) --no-deps --upgrade --target $(VENV)/torchvision torchvision timm & beside=$$!; $(PIP) -e '.[test]' && \
 	$(PIP) --no-deps cac==1.0.0 curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum \
 		unfoldNd moto boto3 botocore jmespath py-partiql-parser responses s3transfer xmltodict && wait $$beside
 	touch $@ $(VENV)/.installed
