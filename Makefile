@@ -19,11 +19,11 @@ check: lint
 # What README claims; with -j 2 style and types beside the tests.
 test: lint claims
 
-claims: $(VENV)/.installed-test programs
+claims: $(VENV)/.compiled programs
 	$(TESTS) $(PYTEST) -m 'not thorough'
 
 # Everything.
-all-tests: $(VENV)/.installed-test programs
+all-tests: $(VENV)/.compiled programs
 	$(TESTS) $(PYTEST)
 
 lint: $(VENV)/.installed-test
@@ -58,6 +58,11 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --no-deps cac==1.0.0 curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum \
 		unfoldNd moto boto3 botocore jmespath py-partiql-parser responses s3transfer xmltodict && wait $$beside
 	touch $@ $(VENV)/.installed
+
+# Tests are compiled once: each of several processes that begin together would compile all of them.
+$(VENV)/.compiled: $(VENV)/.installed-test
+	$(TESTS) --collect-only --quiet > /dev/null
+	touch $@
 
 clean:
 	rm -rf $(VENV)

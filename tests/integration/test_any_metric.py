@@ -210,7 +210,7 @@ skip.end(early=False)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_trainers_own_metric_is_taken_where_none_is_asked_for(
     folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -231,7 +231,14 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(dama
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "workload"), [c for c in CASES if c[0] != "none" or c[1] == "digits"])
+@pytest.mark.parametrize(
+    ("method", "workload"),
+    [
+        pytest.param(*case, marks=[pytest.mark.thorough] * (case[0] == "gradskip" and case[1] != "digits"))
+        for case in CASES
+        if case[0] != "none" or case[1] == "digits"
+    ],
+)
 def test_over_a_stage_tree_it_is_the_trial_alone(method: str, workload: str, tmp_path: Path) -> None:
     """Trained there, and followed over what was recorded: every method says what it would do next."""
     config = config_of(method, workload)

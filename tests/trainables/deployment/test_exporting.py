@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from quantized_nets import relative_difference
+from thorough import rest_thorough
 from torch import Tensor, nn
 
 import tune_cac as cac
@@ -37,7 +38,7 @@ def bert() -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+@pytest.mark.parametrize("ending", rest_thorough(["onnx", "pt2"]))
 def test_a_transformer_runs_at_any_batch_size_and_length(ending: str, bert: nn.Module, tmp_path: Path) -> None:
     exported = export_model(bert, (), tmp_path / f"bert.{ending}", kwargs=tokens(4, 12))
     deployed = Deployed(exported, bert)
@@ -49,7 +50,7 @@ def test_a_transformer_runs_at_any_batch_size_and_length(ending: str, bert: nn.M
     assert exported.macs == 12 * 2 * (4 * 32 * 32 + 2 * 32 * 64 + 2 * 12 * 32) + 32 * 32 + 32 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_onnxruntime_quantizes_weights_and_leaves_attention(bert: nn.Module, tmp_path: Path) -> None:
     exported = export_model(bert, (), tmp_path / "bert.onnx", kwargs=tokens(4, 12))
     size = exported.bytes
@@ -145,7 +146,7 @@ def test_a_file_has_nothing_of_the_example(tmp_path: Path) -> None:
     assert torch.export.load(tmp_path / "m.pt2").example_inputs is None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_recurrent_layers_count(tmp_path: Path) -> None:
     class Last(nn.Module):
         def __init__(self) -> None:

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from quantized_nets import relative_difference, settings_of
+from thorough import rest_thorough
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -146,17 +147,32 @@ TRAINING = "QuantAwareTrainRangeLinearQuantizer"
     ("name", "changes", "integers", "most"),
     [
         (TRAINING, {**EIGHT, "mode": "SYMMETRIC"}, 4, 0.01),
-        (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
-        (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5}, 4, 0.08),
-        # Without its input quantized the first layer multiplies floats.
-        ("WRPNQuantizer", EIGHT, 3, 0.01),
-        # A bias in steps of coarse weights would move by whole steps of the result.
-        (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3}, 4, 0.02),
-        ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
-        ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
-        # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
-        (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
-        ("DorefaQuantizer", EIGHT, 0, 0.01),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
+                (
+                    TRAINING,
+                    {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5},
+                    4,
+                    0.08,
+                ),
+                # Without its input quantized the first layer multiplies floats.
+                ("WRPNQuantizer", EIGHT, 3, 0.01),
+                # A bias in steps of coarse weights would move by whole steps of the result.
+                (
+                    TRAINING,
+                    {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3},
+                    4,
+                    0.02,
+                ),
+                ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
+                ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
+                # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
+                (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
+                ("DorefaQuantizer", EIGHT, 0, 0.01),
+            ]
+        ),
     ],
 )
 def test_integers_are_multiplied_and_results_stay(
@@ -179,9 +195,14 @@ def test_integers_are_multiplied_and_results_stay(
     ("kind", "name", "changes", "products"),
     [
         (Residual, TRAINING, EIGHT, (1, 4)),
-        (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
-        (Tokens, TRAINING, EIGHT, (1, 1)),
-        (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
+                (Tokens, TRAINING, EIGHT, (1, 1)),
+                (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
+            ]
+        ),
     ],
 )
 def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
@@ -202,7 +223,7 @@ def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
     assert not dequantized_at_every_call(exported.file)
 
 
-@pytest.mark.parametrize("mode", ["SYMMETRIC", "ASYMMETRIC_UNSIGNED"])
+@pytest.mark.parametrize("mode", rest_thorough(["SYMMETRIC", "ASYMMETRIC_UNSIGNED"]))
 def test_wide_layers_multiply_integers_also_where_results_are_added_before_rounding(mode: str, tmp_path: Path) -> None:
     """Their results are not rounded, so that nothing is lost; layers with groups, and narrow ones, multiply floats."""
     net = trained(TRAINING, Added, **EIGHT, mode=mode)
@@ -248,6 +269,7 @@ def test_transposed_convolutions_are_as_fast_where_onnxruntime_has_quantized_all
         assert relative_difference(net(x), Deployed(exported, net)(x)) < 0.05
 
 
+@pytest.mark.thorough
 def test_rounding_is_found_behind_pooling_and_other_shapes(tmp_path: Path) -> None:
     """A bias that onnxruntime rounds itself has steps of coarse weights."""
     net = trained(TRAINING, Pooled, **EIGHT | {"bits_weights": 3, "bits_activations": 3})
@@ -262,6 +284,7 @@ def test_rounding_is_found_behind_pooling_and_other_shapes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.thorough
 def test_a_norm_that_is_the_output_stays(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4)).to(dtype)
@@ -275,6 +298,7 @@ def test_a_norm_that_is_the_output_stays(dtype: torch.dtype, tmp_path: Path) -> 
         torch.testing.assert_close(found, net.eval()(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_ranges_in_a_row_stay_apart(tmp_path: Path) -> None:
     """onnxruntime joins two ranges in a row, as of a rectifier and of the layer that reads it, unless it is kept."""
 

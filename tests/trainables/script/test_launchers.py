@@ -115,7 +115,7 @@ def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: 
     assert "exit code 1; its last lines: [rank1]: Traceback" in str(failure.value)
 
 
-@pytest.mark.parametrize("how", ["the launcher is killed", "the trial is stopped"])
+@pytest.mark.parametrize("how", rest_thorough(["the launcher is killed", "the trial is stopped"]))
 def test_no_process_outlives_its_launcher(how: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
     run = begun(f"exec {sys.executable} {LAUNCHERS['torchrun']} train.py", tmp_path)

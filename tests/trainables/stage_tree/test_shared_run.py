@@ -16,6 +16,7 @@ import pytest
 import torch
 from lease_holders import holder_of
 from runs import facts, finish
+from thorough import rest_thorough
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
 import trainables.stage_tree.checkpoint_policy as keeping_module
@@ -153,7 +154,7 @@ def test_settings_that_never_act_are_the_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("behind", [(), ("cpu",)])
+@pytest.mark.parametrize("behind", rest_thorough([(), ("cpu",)]))
 def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(
     behind: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

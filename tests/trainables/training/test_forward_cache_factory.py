@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from residual_factory import COUNT, Network
+from thorough import rest_thorough
 from torch import nn
 
 from trainables.config import TrialConfig
@@ -43,7 +44,7 @@ def without_modes(module: nn.Module) -> None:
     module.train = lambda mode=True: module  # type: ignore[method-assign, assignment, misc]
 
 
-@pytest.mark.parametrize("how", ["shuffled", "list", "workers"])
+@pytest.mark.parametrize("how", rest_thorough(["shuffled", "list", "workers"]))
 def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingRun(config_of(how, **STOP)) as run:
         rows, cached = finish(run)
@@ -62,7 +63,7 @@ def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str, capsys: py
     assert rows[-1]["compute_saved"] > plain_rows[-1]["compute_saved"] + 0.1
 
 
-@pytest.mark.parametrize("how", ["augmented", "augmented by workers"])
+@pytest.mark.parametrize("how", rest_thorough(["augmented by workers", "augmented"]))
 def test_views_of_augmented_samples_repeat_and_are_read(how: str) -> None:
     """Two views: the third and fourth epoch read what the first two computed, and train as without a cache."""
     workload = load("residual_factory:make", (f"how={how}",))

@@ -60,19 +60,23 @@ def table(out: str, number: int = 0) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("schedule", "more", "expected"),
     [
-        (THINNED, [], r"% of the weights are zero: no kernel here skips them, they save zipped bytes alone"),
         (THINNED, ["--int8"], r"integers in 7 of 7 layers\non x86 .* has session\.x64quantprecision=1"),
-        (
-            TO_8_BITS,
-            [],
-            r"in torch takes \S+ ms for a batch of 32, the file \S+ of that\nonnxruntime .* [67] of 7 layers",
-        ),
-        (WEIGHTS_ALONE, [], r"tolerance 0\.001\)(.|\n)*simulated only: onnxruntime multiplies floats in all 7 layers"),
-        pytest.param(
-            TO_8_BITS,
-            ["--to", "torch"],
-            r"simulated only: int8 weights are multiplied as floats here",
-            marks=pytest.mark.thorough,
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                (THINNED, [], r"% of the weights are zero: no kernel here skips them, they save zipped bytes alone"),
+                (
+                    TO_8_BITS,
+                    [],
+                    r"in torch takes \S+ ms for a batch of 32, the file \S+ of that\nonnxruntime .* [67] of 7 layers",
+                ),
+                (
+                    WEIGHTS_ALONE,
+                    [],
+                    r"tolerance 0\.001\)(.|\n)*simulated only: onnxruntime multiplies floats in all 7 layers",
+                ),
+                (TO_8_BITS, ["--to", "torch"], r"simulated only: int8 weights are multiplied as floats here"),
+            ]
         ),
     ],
 )
@@ -115,6 +119,7 @@ def test_a_trial_of_a_study_is_trained_again(
     assert torch.export.load("mine.pt2").module()(torch.zeros(3, 1, 16, 16)).shape == (3, 10)
 
 
+@pytest.mark.thorough
 def test_a_post_training_file_quantizes_a_trained_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from thorough import rest_thorough
 from tiny_bert import save_tiny_bert, sentences
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
@@ -150,7 +151,7 @@ def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-@pytest.mark.parametrize("is_old", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_old", rest_thorough([False, True]))
 def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, bert: str, tmp_path: Path) -> None:
     """A trainer without the callback keeps the entry of the rule's state, but not what it says; of versions before
     2026-11-30, which did not note the trainer's step, the rule's iteration says as much."""
@@ -170,6 +171,7 @@ def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, be
 
 
 @pytest.mark.parametrize("factors", [(2.0, 1.0), (1.0, 2.0)])
+@pytest.mark.thorough
 def test_a_checkpoint_of_other_learning_rates_is_refused(
     factors: tuple[float, float], bert: str, tmp_path: Path
 ) -> None:
@@ -229,6 +231,7 @@ def test_an_early_end_is_reported_with_the_weights_that_are_kept(bert: str, sear
     assert "test_f1" in found[-1]
 
 
+@pytest.mark.thorough
 def test_several_data_sets_make_one_report(bert: str, searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_CAC_METRIC", "b_f1")
     trainer = trainer_of(bert, searched, GradientSkipCallback(STOP))
@@ -237,6 +240,7 @@ def test_several_data_sets_make_one_report(bert: str, searched: Path, monkeypatc
     assert [sorted({"a_f1", "b_f1"} & line.keys()) for line in reports(searched)] == [["a_f1", "b_f1"]] * 2
 
 
+@pytest.mark.thorough
 def test_only_training_steps_count_as_training_time(bert: str, searched: Path) -> None:
     trainer = trainer_of(bert, searched, GradientSkipCallback(STOP))
     evaluated = trainer.compute_metrics
@@ -252,7 +256,7 @@ def test_only_training_steps_count_as_training_time(bert: str, searched: Path) -
     assert trainer.seconds < second < time.perf_counter() - begun - 2 * 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
     """By the same trainer, which has its optimizer, or by another one of the same model, which gets a new one."""
     callback, short = GradientSkipCallback(STOP), {"max_steps": 8, "eval_strategy": "no"}
@@ -302,7 +306,7 @@ def hooks_of(model: torch.nn.Module) -> int:
     return sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in model.modules())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_is_a_normal_one_after_ctrl_c(bert: str, tmp_path: Path) -> None:
     """Of a model with frozen weights, which stay frozen."""
     model, batch = lora(bert)
@@ -414,7 +418,7 @@ def test_the_backward_pass_ends_where_adapters_stop(bert: str, tmp_path: Path) -
     assert after < 0.8 * before
 
 
-@pytest.mark.parametrize("adapters", [True, False])
+@pytest.mark.parametrize("adapters", rest_thorough([True, False]))
 def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str, tmp_path: Path) -> None:
     """The trainer makes the embeddings' output need a gradient then, which nothing but the stopped prefix wanted."""
 
@@ -439,6 +443,7 @@ def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str
 
 @pytest.mark.parametrize("adapters", [True, False])
 @pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.thorough
 def test_what_checkpointing_would_compute_again_of_a_frozen_prefix_is_saved(
     mode: Any, adapters: bool, bert: str, tmp_path: Path
 ) -> None:
@@ -459,7 +464,7 @@ def test_what_checkpointing_would_compute_again_of_a_frozen_prefix_is_saved(
     assert saved > 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_reentrant_checkpointing_goes_on_through_the_stop_and_says_so(bert: str, tmp_path: Path) -> None:
     model, _ = lora(bert)
     settings = first_block(model)
@@ -491,7 +496,7 @@ os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_stop_together(bert: str, tmp_path: Path) -> None:
     """transformers' Trainer under torchrun, by gloo: half of the steps, the same weights on both sides."""
     (tmp_path / "train.py").write_text(TWO.format(path=[*sys.path, str(Path(__file__).parent)], bert=bert))

@@ -304,6 +304,7 @@ def test_what_replay_cannot_know_of_a_space_leaves_it_to_the_sampler(
     assert not queue_of(made).predicts
 
 
+@pytest.mark.thorough
 def test_explicit_stops_save_what_they_save_whether_norms_hold_or_not(tmp_path: Path) -> None:
     """None is known before it is trained, and what is trained saves as predicted."""
     made = learning(tmp_path, space="manual_layers", hold={"CAC_NORM_STATISTICS": "hold_all"})

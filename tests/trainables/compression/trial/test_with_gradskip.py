@@ -12,6 +12,7 @@ import pytest
 import torch
 from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text, trained_alone
 from runs import NOT_THE_RUNS, Row, finish, without
+from thorough import rest_thorough
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
 from trainables.config import TrialConfig
@@ -59,7 +60,7 @@ def assert_shared_equals(config: TrialConfig, sharing: Sharing, rows: list[Row],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["tiny", "tiny_adam"])
+@pytest.mark.parametrize("workload", rest_thorough(["tiny", "tiny_adam"]))
 def test_layers_stop_before_at_and_after_pruning(workload: str, tmp_path: Path) -> None:
     """Over one tree, equal to each alone: rows, weights, and stops; pruning is in steps 8 and 24."""
     sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
