@@ -5,11 +5,10 @@
 The table has 40 outcomes of digits (`late_stops.py`) on 24 seeds: compute saved, and how many of 599 samples of either
 split are right. A search draws an order of these seeds. On the first it trains outcomes of the full run and of the cut
 dense runs (`tune_cac.tuning.controls`) as `tune_cac.tuning.outcomes` chooses them, by validation; then what saves most,
-beside the baseline, on the next ones, as `tune_cac.tuning.race` decides with `analysis.metrics.over_seeds`. Where
-nothing is left that may be the answer, the outcome follows that saves most of those that are expected to be within the
-allowed loss, up to `most_trainings`. Controls are not counted. The true loss is the mean
-on the test split, over all seeds of the table; whether an interval has it is judged by the seeds alone that the search
-did not use.
+beside the baseline, on the next ones, as `tune_cac.tuning.race` decides with `analysis.metrics.over_seeds`. Where a
+setting is refused, outcomes are chosen anew, up to `most_trainings`. Controls are not counted. The true loss is the
+mean on the test split, over all seeds of the table; whether an interval has it is judged by the seeds alone that the
+search did not use.
 
 Printed for each rule: share of searches with an answer; of answers: compute saved, true loss, share of true losses
 within the allowed one, share of intervals with the true loss in it, half width; full trainings of all that was executed
@@ -54,7 +53,7 @@ from tune_cac.tuning.quality_model import (
     posterior,
     worthwhile,
 )
-from tune_cac.tuning.race import leading
+from tune_cac.tuning.race import is_close_below, leading
 
 SAMPLES, FULL = 599, 30
 DENSE, FIXED = "30 dense", "15 late 0.6"
@@ -135,21 +134,19 @@ class ReplayedSearch:
             noise=self.scale.seed_noise, seeds=seeds,
         )  # fmt: skip
 
-    def search(self) -> None:
-        """Train outcomes on the own seed until none is worth it."""
-        self._train_lengths()
-        while (chosen := self._chosen()) is not None:
+    def search(self, refused: Sequence[int] = ()) -> None:
+        """Train outcomes on the own seed until none is worth it, some being refused over further ones."""
+        self._train_lengths(refused)
+        while (chosen := self._chosen(refused)) is not None:
             self.train(chosen)
 
-    def _train_lengths(self, refused: Sequence[int] = ()) -> bool:
-        """Train cut dense runs while the one before loses too much; return whether any was."""
-        before = len(self.lost)
+    def _train_lengths(self, refused: Sequence[int]) -> None:
+        """Train cut dense runs while the one before loses too much."""
         for number in self.table.cut.values():
             if number not in self.lost:
                 self.train(number)
             if self.lost[number] <= self.allowed and number not in refused:
                 break
-        return len(self.lost) > before
 
     def _left(self) -> list[int]:
         """Return what was not trained, of the full run and of the cut dense runs that were."""
@@ -157,20 +154,21 @@ class ReplayedSearch:
         is_left = np.isin(self.table.run, runs) & (self.table.first < 1)
         return [int(one) for one in np.flatnonzero(is_left) if one not in self.lost]
 
-    def _chosen(self) -> int | None:
+    def _chosen(self, refused: Sequence[int]) -> int | None:
         table, tried = self.table, [*self.lost]
         left = np.array(self._left(), int)
         left = left[are_new(table.features[left], table.features[tried])]
         if not left.size:
             return None
-        found, means = self.model(left.tolist()), self.model(tried).mean_over_seeds
+        found, means, limit = self.model(left.tolist()), self.model(tried).mean_over_seeds, self._limit(refused)
+        close = partial(is_close_below, refused=table.saved[[*refused]])
         answers = [
             table.saved[one]
             for one, mean in zip(tried, means, strict=True)
-            if self.lost[one] <= self.allowed + 1e-9 and mean <= self.scale.mean_limit
+            if self.lost[one] <= self.allowed + 1e-9 and mean <= limit and not close(table.saved[one])
         ]
         best, worst = max(answers, default=0.0), 2 * self.scale.unit
-        likely = found.mean_over_seeds <= self.scale.mean_limit
+        likely = (found.mean_over_seeds <= limit) & [not close(share) for share in table.saved[left]]
         answer = np.where(likely, found.share_within(self.scale.limit), 0) * np.maximum(table.saved[left] - best, 0)
         front = [(0.0, 0.0), *((self.lost[one], table.saved[one]) for one in tried)]
         area = found.area_gained(table.saved[left], front, worst) / worst
@@ -214,34 +212,27 @@ class ReplayedSearch:
 
     def answer(self, seeds: int) -> int | None:
         """Return the answer over further seeds, which are trained."""
+        seen: list[int] = []
         while True:
+            if len(refused := self._refused(seeds)) > len(seen) and self.trainings < most_trainings(1 + seeds):
+                self.search(seen := refused)
             number, decided = self._leader(seeds)
-            if self.further and self.trainings >= most_trainings(1 + seeds) and (number, 1) not in self.further:
+            if number is None or (
+                refused and self.trainings >= most_trainings(1 + seeds) and (number, 1) not in self.further
+            ):
                 return None
-            if number is None:
-                if self._train_lengths(self._refused(seeds)):
-                    continue
-                if not (left := self._left()):
-                    return None
-                means = self.model(left).mean_over_seeds
-                good = [one for one, mean in zip(left, means, strict=True) if mean <= self._limit(seeds)]
-                if not good or len(self.lost) > 25:
-                    return None
-                self.train(max(good, key=lambda one: self.table.saved[one]))
-            elif decided == WITHIN:
+            if decided == WITHIN:
                 return number
-            else:
-                place = next(p for p in range(1, seeds + 1) if (number, p) not in self.further)
-                for one in (-1, number):
-                    if (one, place) not in self.further:
-                        there = [other for other, at in self.further if at == place]
-                        self.trainings += 1 if one < 0 else self._cost(one, there)
-                        values = [self.quality(one, place, test=test) for test in (False, True)]
-                        self.further[one, place] = float(np.mean(values))
+            place = next(p for p in range(1, seeds + 1) if (number, p) not in self.further)
+            for one in (-1, number):
+                if (one, place) not in self.further:
+                    there = [other for other, at in self.further if at == place]
+                    self.trainings += 1 if one < 0 else self._cost(one, there)
+                    values = [self.quality(one, place, test=test) for test in (False, True)]
+                    self.further[one, place] = float(np.mean(values))
 
-    def _limit(self, seeds: int) -> float:
-        """Return the mean over seeds up to which an outcome may be the answer."""
-        refused = self._refused(seeds)
+    def _limit(self, refused: Sequence[int]) -> float:
+        """Return the mean over seeds up to which an outcome may be the answer, behind refused ones."""
         return self.scale.limit_behind(self.model(refused).mean_over_seeds if refused else np.array([]))
 
     def _refused(self, seeds: int) -> list[int]:
@@ -254,10 +245,11 @@ class ReplayedSearch:
         saved = {one: table.saved[one] for one in sorted(self.lost, key=lambda one: -table.saved[one])}
 
         @cache
-        def means() -> dict[int, float]:
-            return dict(zip(self.lost, self.model([*self.lost]).mean_over_seeds, strict=True))
+        def expected_within() -> dict[int, bool]:
+            within = self.model([*self.lost]).mean_over_seeds <= self._limit(self._refused(seeds))
+            return dict(zip(self.lost, within, strict=True))
 
-        number = leading(saved, verdicts, found, lambda one: means()[one] <= self._limit(seeds))
+        number = leading(saved, verdicts, found, lambda one: expected_within()[one])
         return number, BEYOND if number is None else verdicts.get(number, OPEN)
 
     def over_seeds(self) -> dict[int, over_seeds.OverSeeds]:

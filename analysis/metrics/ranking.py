@@ -229,9 +229,9 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     Columns: ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
     metric; no rows without a completed baseline or cut dense run. ``line.attrs``: ``quality`` (the metric),
     ``resolution`` (one sample of the validation split as a fraction, None where it is not known), ``losses`` and
-    ``expected`` (of all settings on further seeds, see `over_seeds.losses_of`), and ``epochs`` of the dense runs cut to
-    the compute of a setting there, by its number. UserError: a column
-    is missing or holds text instead of numbers; the controls are of several studies or seeds.
+    ``expected`` (of all settings on further seeds, see `over_seeds.losses_of`), and ``epochs`` and ``saved`` of the
+    dense runs cut to the compute of a setting there, by its number. UserError: a column is missing or holds text
+    instead of numbers; the controls are of several studies or seeds.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "control", "control"], "status": "completed",
@@ -264,7 +264,9 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         line.attrs["losses"], line.attrs["expected"] = losses_of(trials)
         on_seeds = trials[is_value(trials, "control", SHORTER_ON_SEED)]
         if len(on_seeds):
-            line.attrs["epochs"] = on_seeds.groupby(on_seeds["candidate"].astype(int))["epochs"].last().astype(int)
+            of_each = on_seeds.groupby(on_seeds["candidate"].astype(int))
+            line.attrs["epochs"] = of_each["epochs"].last().astype(int)
+            line.attrs["saved"] = of_each["compute_saved"].mean()
     return line
 
 

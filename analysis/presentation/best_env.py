@@ -154,7 +154,7 @@ def _about_answer(
     if again is not None:
         why = retraining_sentence(again)
         lines.append(f"# {'Confirmed' if again['confirmed'] else 'Not confirmed'} on fresh seeds{why and f': {why}'}.")
-    return lines + comment_lines(against_shorter(best, line, confirmation))
+    return lines + comment_lines(against_shorter(best, line, allowed_drop, confirmation))
 
 
 def comment_lines(text: str) -> list[str]:

@@ -219,7 +219,7 @@ def headline(
         _refused(ranking, best),
         _recipe_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         _not_retrained(ranking, best, confirmation),
-        against_shorter(best, line, confirmation),
+        against_shorter(best, line, allowed_drop, confirmation),
     )
     return " ".join(part for part in parts if part)
 
@@ -422,23 +422,29 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
     return f"Trial {first['trial']} saves {percent(first[SAVED])} on one seed and was not retrained."
 
 
-def against_shorter(best: pd.Series, line: pd.DataFrame | None, confirmation: pd.DataFrame | None) -> str:
+def against_shorter(
+    best: pd.Series, line: pd.DataFrame | None, allowed_drop: float | str, confirmation: pd.DataFrame | None
+) -> str:
     """Return whether a setting is ahead of a dense run cut to the same compute, or that none was tried.
 
     Over the search's further seeds where the answer is of these: a confirmation trains no cut dense run on its own.
+    Where the setting is not ahead and the cut run is within the allowed loss, too, it is said what that saves.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
     quality, again = quality_of(best), confirmation_of(confirmation, best)
     if (found := ahead_of_shorter(best, line)) is not None and (again is None or again["seeds"] <= 1):
         epochs, its, ahead = found
-        words, (low, high), verb = DropWords(best, 0.0), ahead.interval, _VERBS[over_shorter(ahead)]
+        words, (low, high), word = DropWords(best, 0.0), ahead.interval, over_shorter(ahead)
         by = words.change(-ahead.mean, unit=False)
         if not math.isnan(low):
             by += f", {whole_percent(CONFIDENCE)}: {words.range(-high, -low)}"
+        does_too = ""
+        if word != AHEAD and its.is_within(DropWords(best, allowed_drop).limit):
+            does_too = f" saves {percent(line.attrs['saved'][best['trial']])} and is within the allowed loss, too"
         return (
-            f"Simply training {plural(epochs, 'epoch')}: {words.change(its.mean)}; the setting {verb} that on "
-            f"{'these seeds' if its.n > 1 else 'this seed'} ({by})."
+            f"Simply training {plural(epochs, 'epoch')}{does_too}: {words.change(its.mean)}; the setting "
+            f"{_VERBS[word]} that on {'these seeds' if its.n > 1 else 'this seed'} ({by})."
         )
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):

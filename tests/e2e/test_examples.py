@@ -154,6 +154,7 @@ def test_imagenet_trains_resumes_and_evaluates(tmp_path: Path) -> None:
     assert line.startswith(f"validation: top-1 {best:.2f} %")
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_imagenet_names_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(

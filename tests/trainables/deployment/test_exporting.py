@@ -50,6 +50,7 @@ def test_a_transformer_runs_at_any_batch_size_and_length(ending: str, bert: nn.M
     assert exported.macs == 12 * 2 * (4 * 32 * 32 + 2 * 32 * 64 + 2 * 12 * 32) + 32 * 32 + 32 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_onnxruntime_quantizes_weights_and_leaves_attention(bert: nn.Module, tmp_path: Path) -> None:
     exported = export_model(bert, (), tmp_path / "bert.onnx", kwargs=tokens(4, 12))
@@ -146,6 +147,7 @@ def test_a_file_has_nothing_of_the_example(tmp_path: Path) -> None:
     assert torch.export.load(tmp_path / "m.pt2").example_inputs is None
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_recurrent_layers_count(tmp_path: Path) -> None:
     class Last(nn.Module):

@@ -105,6 +105,7 @@ def test_a_tiny_threshold_is_plain_training_bit_for_bit(unbiased: bool) -> None:
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_no_graph_outlives_its_step() -> None:
     """A hook that holds its own tensor is a circle that Python cannot see; a training would grow step by step."""

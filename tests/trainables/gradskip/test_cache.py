@@ -152,6 +152,7 @@ def test_rounding_of_half_precision_switches_nothing_off(how: str) -> None:
         assert (cache.enabled, cache.hits) == (True, 2 * 130)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_copies_of_the_model_do_not_stay() -> None:
     model = stopped(nn.Sequential(nn.Linear(512, 64), nn.Tanh(), nn.Linear(64, 4)), 2)

@@ -102,6 +102,7 @@ def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.C
     assert re.search(r"^\| 1 \| 1 \|.*\| 50.0 % \| 30.0 % \| 50.0 % \|", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_damaged_statistics_and_clusters_leave_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = result_row(0.97, 0.1, gradient_statistics='[{"step": 1', gradient_clusters='[{"size": ')

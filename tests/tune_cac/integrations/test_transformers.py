@@ -151,7 +151,7 @@ def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-@pytest.mark.parametrize("is_old", rest_thorough([False, True]))
+@pytest.mark.parametrize("is_old", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.thorough])])
 def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, bert: str, tmp_path: Path) -> None:
     """A trainer without the callback keeps the entry of the rule's state, but not what it says; of versions before
     2026-11-30, which did not note the trainer's step, the rule's iteration says as much."""
@@ -171,6 +171,7 @@ def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, be
 
 
 @pytest.mark.parametrize("factors", [(2.0, 1.0), (1.0, 2.0)])
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_checkpoint_of_other_learning_rates_is_refused(
     factors: tuple[float, float], bert: str, tmp_path: Path
@@ -231,6 +232,7 @@ def test_an_early_end_is_reported_with_the_weights_that_are_kept(bert: str, sear
     assert "test_f1" in found[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_several_data_sets_make_one_report(bert: str, searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_CAC_METRIC", "b_f1")
@@ -240,6 +242,7 @@ def test_several_data_sets_make_one_report(bert: str, searched: Path, monkeypatc
     assert [sorted({"a_f1", "b_f1"} & line.keys()) for line in reports(searched)] == [["a_f1", "b_f1"]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_only_training_steps_count_as_training_time(bert: str, searched: Path) -> None:
     trainer = trainer_of(bert, searched, GradientSkipCallback(STOP))
@@ -256,6 +259,7 @@ def test_only_training_steps_count_as_training_time(bert: str, searched: Path) -
     assert trainer.seconds < second < time.perf_counter() - begun - 2 * 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
     """By the same trainer, which has its optimizer, or by another one of the same model, which gets a new one."""
@@ -306,6 +310,7 @@ def hooks_of(model: torch.nn.Module) -> int:
     return sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_model_is_a_normal_one_after_ctrl_c(bert: str, tmp_path: Path) -> None:
     """Of a model with frozen weights, which stay frozen."""
@@ -443,6 +448,7 @@ def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str
 
 @pytest.mark.parametrize("adapters", [True, False])
 @pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_what_checkpointing_would_compute_again_of_a_frozen_prefix_is_saved(
     mode: Any, adapters: bool, bert: str, tmp_path: Path
@@ -464,6 +470,7 @@ def test_what_checkpointing_would_compute_again_of_a_frozen_prefix_is_saved(
     assert saved > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_reentrant_checkpointing_goes_on_through_the_stop_and_says_so(bert: str, tmp_path: Path) -> None:
     model, _ = lora(bert)
@@ -496,6 +503,7 @@ os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
 """
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_two_processes_stop_together(bert: str, tmp_path: Path) -> None:
     """transformers' Trainer under torchrun, by gloo: half of the steps, the same weights on both sides."""

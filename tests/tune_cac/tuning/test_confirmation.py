@@ -292,6 +292,7 @@ def test_until_decided_trains_further_seeds_only_of_what_is_open(
     assert table.loc[2, "drop_high"] == pytest.approx(most)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_more_seeds_in_a_later_call_are_further_looks_and_have_less_of_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
