@@ -50,8 +50,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 # cac 1.0.0 is the published optimizer: the tests compare with it step by step. Its dependencies are left out because
 # one of them, apex, is needed only by parts that nobody here loads. So are those of curvlinops, the oracle of K-FAC,
 # but for what it loads: torchvision, which an unused part of backpack names, does not fit the CPU build of torch. Its
-# data sets work all the same, and are the oracle of our image loader; it has a folder of its own, where nothing else
-# finds it and fails.
+# data sets and models work all the same, and are oracles of ours, as those of timm, which needs it; both have a folder
+# of their own, where nothing else finds them and fails.
 # moto, an S3 server, asks for an older dateutil than pandas, and works with this one.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --no-deps --upgrade --target $(VENV)/torchvision torchvision timm & beside=$$!; $(PIP) -e '.[test]' && \

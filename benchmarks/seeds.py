@@ -212,10 +212,11 @@ class ReplayedSearch:
 
     def answer(self, seeds: int) -> int | None:
         """Return the answer over further seeds, which are trained."""
-        seen: list[int] = []
+        seen = 0
         while True:
-            if len(refused := self._refused(seeds)) > len(seen) and self.trainings < most_trainings(1 + seeds):
-                self.search(seen := refused)
+            if len(refused := self._refused(seeds)) > seen and self.trainings < most_trainings(1 + seeds):
+                seen = len(refused)
+                self.search(refused)
             number, decided = self._leader(seeds)
             if number is None or (
                 refused and self.trainings >= most_trainings(1 + seeds) and (number, 1) not in self.further

@@ -114,7 +114,6 @@ def test_a_schedules_marks_are_searched_and_the_best_is_a_schedule_again(tmp_pat
 
 
 @slow
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_thresholds_and_sensitivities_are_searched_at_once(tmp_path: Path) -> None:
     space = "auto_thresholds+pruning_sensitivities"

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 
-def rest_thorough(cases: Iterable[Any]) -> list[Any]:
-    """Return cases of a parametrized test, of which all but the first one are marked ``thorough``."""
+def rest_thorough(cases: Iterable[Any], *, of_several: bool = False) -> list[Any]:
+    """Return cases of a parametrized test, of which all but the first one are marked ``thorough``.
+
+    Those of ``of_several`` parameters are tuples with a value for each.
+    """
     first, *others = cases
-    return [first, *(pytest.param(case, marks=pytest.mark.thorough) for case in others)]
+    values = others if of_several else [(case,) for case in others]
+    return [first, *(pytest.param(*case, marks=pytest.mark.thorough) for case in values)]

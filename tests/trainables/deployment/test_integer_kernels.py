@@ -145,35 +145,28 @@ TRAINING = "QuantAwareTrainRangeLinearQuantizer"
 
 @pytest.mark.parametrize(
     ("name", "changes", "integers", "most"),
-    [
-        (TRAINING, {**EIGHT, "mode": "SYMMETRIC"}, 4, 0.01),
-        *(
-            pytest.param(*case, marks=pytest.mark.thorough)
-            for case in [
-                (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
-                (
-                    TRAINING,
-                    {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5},
-                    4,
-                    0.08,
-                ),
-                # Without its input quantized the first layer multiplies floats.
-                ("WRPNQuantizer", EIGHT, 3, 0.01),
-                # A bias in steps of coarse weights would move by whole steps of the result.
-                (
-                    TRAINING,
-                    {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3},
-                    4,
-                    0.02,
-                ),
-                ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
-                ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
-                # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
-                (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
-                ("DorefaQuantizer", EIGHT, 0, 0.01),
-            ]
-        ),
-    ],
+    rest_thorough(
+        [
+            (TRAINING, {**EIGHT, "mode": "SYMMETRIC"}, 4, 0.01),
+            (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
+            (
+                TRAINING,
+                {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5},
+                4,
+                0.08,
+            ),
+            # Without its input quantized the first layer multiplies floats.
+            ("WRPNQuantizer", EIGHT, 3, 0.01),
+            # A bias in steps of coarse weights would move by whole steps of the result.
+            (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3}, 4, 0.02),
+            ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
+            ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
+            # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
+            (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
+            ("DorefaQuantizer", EIGHT, 0, 0.01),
+        ],
+        of_several=True,
+    ),
 )
 def test_integers_are_multiplied_and_results_stay(
     name: str, changes: dict[str, Any], integers: int, most: float, tmp_path: Path
@@ -193,17 +186,15 @@ def test_integers_are_multiplied_and_results_stay(
 
 @pytest.mark.parametrize(
     ("kind", "name", "changes", "products"),
-    [
-        (Residual, TRAINING, EIGHT, (1, 4)),
-        *(
-            pytest.param(*case, marks=pytest.mark.thorough)
-            for case in [
-                (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
-                (Tokens, TRAINING, EIGHT, (1, 1)),
-                (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
-            ]
-        ),
-    ],
+    rest_thorough(
+        [
+            (Residual, TRAINING, EIGHT, (1, 4)),
+            (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
+            (Tokens, TRAINING, EIGHT, (1, 1)),
+            (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
+        ],
+        of_several=True,
+    ),
 )
 def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
     kind: type[nn.Module], name: str, changes: dict[str, Any], products: tuple[int, int], tmp_path: Path

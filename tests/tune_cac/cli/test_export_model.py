@@ -11,6 +11,7 @@ import pytest
 import torch
 from runs import rows_alone
 from studies import result_row, write_study
+from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
@@ -59,26 +60,28 @@ def table(out: str, number: int = 0) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     ("schedule", "more", "expected"),
-    [
-        (THINNED, ["--int8"], r"integers in 7 of 7 layers\non x86 .* has session\.x64quantprecision=1"),
-        *(
-            pytest.param(*case, marks=pytest.mark.thorough)
-            for case in [
-                (THINNED, [], r"% of the weights are zero: no kernel here skips them, they save zipped bytes alone"),
-                (
-                    TO_8_BITS,
-                    [],
-                    r"in torch takes \S+ ms for a batch of 32, the file \S+ of that\nonnxruntime .* [67] of 7 layers",
-                ),
-                (
-                    WEIGHTS_ALONE,
-                    [],
-                    r"tolerance 0\.001\)(.|\n)*simulated only: onnxruntime multiplies floats in all 7 layers",
-                ),
-                (TO_8_BITS, ["--to", "torch"], r"simulated only: int8 weights are multiplied as floats here"),
-            ]
-        ),
-    ],
+    rest_thorough(
+        [
+            (THINNED, ["--int8"], r"integers in 7 of 7 layers\non x86 .* has session\.x64quantprecision=1"),
+            (THINNED, [], r"% of the weights are zero: no kernel here skips them, they save zipped bytes alone"),
+            (
+                TO_8_BITS,
+                [],
+                r"in torch takes \S+ ms for a batch of 32, the file \S+ of that\nonnxruntime .* [67] of 7 layers",
+            ),
+            (
+                WEIGHTS_ALONE,
+                [],
+                r"tolerance 0\.001\)(.|\n)*simulated only: onnxruntime multiplies floats in all 7 layers",
+            ),
+            (
+                TO_8_BITS,
+                ["--to", "torch"],
+                r"simulated only: int8 weights are multiplied as floats here",
+            ),
+        ],
+        of_several=True,
+    ),
 )
 def test_a_trained_file(
     schedule: str, more: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
