@@ -131,6 +131,27 @@ def test_an_evaluation_is_neither_looked_at_nor_counted(gradients: bool) -> None
     assert found["measured_steps"] == 4
 
 
+def test_torch_goes_on_after_an_evaluation_in_inference_mode() -> None:
+    """Leaving that mode restores torch's note of active modes, whose operations fail if none is there any more."""
+    net = model()
+    dense = counted_step(net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(optimizer)
+    train(optimizer, net, 2)
+    assert record.flops.at_work
+    with torch.inference_mode():
+        net(batch(7)[0])
+        optimizer.load_state_dict(optimizer.state_dict())
+    with torch.profiler.record_function("as data loaders do"):
+        torch.rand(2)
+    with torch.no_grad():
+        net(batch(7)[0])
+    assert _get_current_dispatch_mode_stack() == []
+    train(optimizer, net, 3)
+    found = summary_of(record)
+    assert found["dense_flops"] == found["forward_flops"] + found["backward_flops"] == 5 * sum(dense)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", rest_thorough(["aot_eager", "inductor"]))
 def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:

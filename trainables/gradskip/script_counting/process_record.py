@@ -531,7 +531,7 @@ class ProcessRecord:
             return
         if in_autograd_function():
             self._first_call(())
-        elif self._since is not None and all(record.is_led is False for record in self.records):
+        elif (self._since is not None or self.flops.at_work) and all(record.is_led is False for record in self.records):
             self.stop_looking()
             self._ended = True
 
@@ -560,9 +560,11 @@ class ProcessRecord:
     def stop_looking(self) -> None:
         """Leave this step uncounted, unless its training is yet to begin.
 
-        Counting slows down every operation, and `torch.jit.trace` takes results for constants meanwhile.
+        Counting slows down every operation, and `torch.jit.trace` takes results for constants meanwhile. In inference
+        mode the counter stays on until later: torch, when it leaves that mode, takes those for active that were before.
         """
-        self.flops.end()
+        if not torch.is_inference_mode_enabled():
+            self.flops.end()
         self._since = None
 
     def take(self) -> tuple[int, int] | None:
@@ -614,7 +616,7 @@ class ProcessRecord:
 
     def settle(self) -> None:
         """Switch the counter on if a step is to be measured, else off."""
-        wanted = any(record.wants_look for record in self.records)
+        wanted = any(record.wants_look for record in self.records) and not torch.is_inference_mode_enabled()
         if not wanted:
             self.stop_looking()
         elif not self.flops.at_work:
