@@ -2,9 +2,10 @@
 
 Settings with one outcome, which layers stop when, train alike, bit for bit, so only one of them is trained. What they
 stop and save is predicted by replay on recorded runs; their quality is not, so a model of it chooses the outcome with
-the highest expected improvement of answer and front for the compute that its training executes. The answer
-should stay within the allowed loss on average over seeds, too: outcomes of which that is not expected are trained only
-to extend the front. The search ends when no outcome left is expected to improve them by a worthwhile share.
+the highest expected improvement of answer and front for the compute that its training executes. The answer should stay
+within the allowed loss on average over seeds, too: outcomes that are expected to lose clearly more
+(`LossScale.mean_limit`) are trained only to extend the front. The search ends when no outcome left is expected to
+improve them by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -390,7 +391,7 @@ class OutcomeQueue:
         )
 
     def beyond(self) -> list[int]:
-        """Return trials whose outcomes are expected to lose more than is allowed on average over seeds."""
+        """Return trials whose outcomes are expected to lose too much on average over seeds to be tried there."""
         baseline = self._trials.baseline_row()
         if baseline is None or self._plan.seeds == 1 or not self.predicts:
             return []
@@ -407,7 +408,7 @@ class OutcomeQueue:
         return [one.trial for one, mean in zip(runs, means, strict=True) if mean > limit]
 
     def _limit(self, ended: Sequence[BegunOutcome], scale: LossScale) -> float:
-        """Return the mean over seeds up to which an outcome may be the answer (`LossScale.limit_behind`)."""
+        """Return the expected mean over seeds up to which an outcome is tried there (`LossScale.limit_behind`)."""
         refused = self._refused_among(ended)
         means = self._expected(refused, ended, scale).mean_over_seeds if refused else np.array([])
         return scale.limit_behind(means)

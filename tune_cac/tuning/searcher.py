@@ -368,7 +368,7 @@ class StudySearch(Searcher):
         return next((one for one in settings if one.trial not in beyond and self._may_answer(one)), None)
 
     def _may_answer(self, one: BestSetting) -> bool:
-        """Return whether a setting is expected to be within the allowed loss over seeds; else whether it is on its own.
+        """Return whether a setting is tried over seeds by its expected loss; else whether it is within on its own seed.
 
         Only a model of the quality tells what to expect.
         """

@@ -154,6 +154,17 @@ def test_what_loses_forty_samples_is_within_nowhere_whatever_is_allowed(allowed_
     assert found.mean_over_seeds.min() > scale.mean_limit
 
 
+def test_half_of_the_run_is_tried_over_seeds_where_its_own_loss_is_a_third_of_the_allowed() -> None:
+    """Recorded on digits, where that run loses 0.3 points on average: the answer was a quarter saved instead."""
+    trained = np.array(
+        [[0, 0.5, 1], [0.29, 0.5, 0.7], [0.19, 0.5, 0.8], [0.29, 0.4, 0.7], [0.35, 1, 0.5], [0.39, 1, 0.6]]
+    )
+    losses = np.array([1, 7, 2, 10, 0, 2]) / SAMPLES
+    scale = loss_scale(BASELINE, (BASELINE - losses).tolist(), ACCURACY, 0.005)
+    found = posterior(trained, losses, trained, unit=scale.unit, noise=scale.seed_noise).mean_over_seeds
+    assert (found <= scale.limit_behind(np.array([]))).tolist() == [True, False, False, False, True, True]
+
+
 @pytest.mark.parametrize("baseline", [1.0, 1e-3, 1e-6, 1e-8, -1e-6])
 def test_a_relative_loss_does_not_depend_on_the_scale_of_the_metric(baseline: float) -> None:
     quality = Quality(name="mse", direction="min", unit="")
