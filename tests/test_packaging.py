@@ -42,6 +42,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert len(number) == 1  # setuptools reads the literal without an import
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_least_versions_can_be_installed_together(tmp_path: Path) -> None:
     """Resolve every direct dependency at its lower bound, from metadata alone: nothing is installed."""

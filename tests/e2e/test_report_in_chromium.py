@@ -81,6 +81,7 @@ def test_a_mark_shows_its_label_at_the_pointer_and_no_other_does(open_page: Open
     assert not tip.is_visible()
 
 
+@pytest.mark.thorough
 def test_hollow_marks_and_thin_lines_are_met_and_the_tip_is_beside_the_pointer(open_page: Open) -> None:
     page = open_page(replace(with_gradients(9), confirmation=confirmation_of(report_data(12).ranking)))
     unfold(page)
@@ -111,6 +112,7 @@ def test_hollow_marks_and_thin_lines_are_met_and_the_tip_is_beside_the_pointer(o
     tip.wait_for(state="hidden")
 
 
+@pytest.mark.thorough
 def test_a_legend_of_long_names_is_inside_the_picture(chromium: Browser, tmp_path: Path) -> None:
     names = [f"bert.encoder.layer.{n}.attention.self.query.weight" for n in range(8)]
     figure = sensitivity({name: [(0.0, 0.9), (0.5, 0.8)] for name in names}, allowed_drop=0.01)
@@ -167,6 +169,7 @@ def colour_of(page: Page, selector: str, name: str) -> str:
     return str(page.locator(selector).first.evaluate(f"e => getComputedStyle(e).{name}"))
 
 
+@pytest.mark.thorough
 def test_the_scheme_of_the_reader_and_its_change_reach_page_and_plots(open_page: Open) -> None:
     page = open_page(color_scheme="light")
     unfold(page)
@@ -178,6 +181,7 @@ def test_the_scheme_of_the_reader_and_its_change_reach_page_and_plots(open_page:
     assert light[1] != dark[1]
 
 
+@pytest.mark.thorough
 def test_no_text_of_a_study_runs(open_page: Open) -> None:
     probes = (
         "</script><script>window.ran=1</script>", "<img src=x onerror=window.ran=1>", "<svg onload=window.ran=1>",

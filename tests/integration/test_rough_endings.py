@@ -107,6 +107,7 @@ def test_sigterm_is_an_interrupt_before_a_commands_code_is_loaded(tmp_path: Path
     assert done.stderr.splitlines() == ["tune_cac: interrupted"]
 
 
+@pytest.mark.thorough
 def test_sigterm_counts_where_ctrl_c_is_ignored(tmp_path: Path) -> None:
     """As in the background of a shell script."""
     process = subprocess.Popen(

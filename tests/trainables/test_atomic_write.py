@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from thorough import rest_thorough
 
 from trainables.storage import atomic_write
 
@@ -48,7 +49,7 @@ WRITERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", rest_thorough(WRITERS))
 def test_a_full_disk_is_an_os_error_and_leaves_the_old_file(tmp_path: Path, writer: str) -> None:
     """The size limit stands for a full disk: the file system refuses in the middle of the file."""
     (tmp_path / "file").write_bytes(b"old")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ ACTIVE: dict[str, dict[str, Any]] = {
     },
 }
 #: The same for workloads with fewer layers than those stop.
-FEW_LAYERS: dict[str, dict[str, Any]] = {"binary_mlp": {"CAC_STOP_LAYER_NUM": (1, 3)}}
+FEW_LAYERS: dict[str, dict[str, Any]] = {"binary_mlp": {"CAC_STOP_LAYER_NUM": (1, 3), "CAC_STOP_LAYER_ITR": (8, 16)}}
 #: Options under which a workload's run of three epochs takes a second; images and texts get their data below.
 SHORT: dict[str, tuple[str, ...]] = {
     "binary_mlp": ("steps_per_epoch=7", "batch_size=32"),
@@ -93,14 +94,31 @@ REFUSED = {
     for workload in WORKLOADS
     if workload != "binary_mlp"
 }
-#: Every method on digits, or where these refuse it on the first that takes it; every workload with and without stops.
+#: Every method where a run costs least and on digits, or where these refuse it on the first that takes it; every
+#: workload with and without stops.
 CASES = [
     (method, workload)
     for method in METHODS
     for workload in WORKLOADS
     if (method, workload) not in REFUSED
-    and (method in ("none", "gradskip") or workload == ("digits" if (method, "digits") not in REFUSED else workload))
+    and (
+        method in ("none", "gradskip")
+        or workload in ("binary_mlp", "digits" if (method, "digits") not in REFUSED else workload)
+    )
 ]
+#: Workloads whose run of three epochs costs most.
+LONG = ("digits", "gan_digits")
+
+
+def once(cases: Iterable[tuple[str, str]]) -> list[Any]:
+    """Cases, of which `make test` has each method once and the other workloads without any."""
+
+    def is_first(method: str, workload: str) -> bool:
+        if method == "compression":
+            return workload == "digits"  # the others have no activations to quantize
+        return workload == "binary_mlp" or (method == "none" and workload not in LONG)
+
+    return [pytest.param(*case, marks=[pytest.mark.thorough] * (not is_first(*case))) for case in cases]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +136,8 @@ def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     options = SHORT.get(workload)
     active = {**ACTIVE[method], **(FEW_LAYERS.get(workload, {}) if "gradskip" in method.split("+") else {})}
     if method in ("central_difference", "discrete_gradient"):
-        active["gradient_layers"] = ("norm6.*", "classifier.bias")  # all would take long
+        few = {"digits": ("norm6.*", "classifier.bias"), "binary_mlp": ("linear3.bias",)}
+        active["gradient_layers"] = few[workload]  # all would take long
     return TrialConfig(method=method, workload=workload, workload_options=options, epochs=3, **active, **more)
 
 
@@ -138,7 +157,7 @@ def unmeasured(*rows: Row) -> list[Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "workload"), CASES)
+@pytest.mark.parametrize(("method", "workload"), once(CASES))
 def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
     rows, _ = trained(method, workload)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
@@ -156,7 +175,13 @@ def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "workload"), REFUSED)
+@pytest.mark.parametrize(
+    ("method", "workload"),
+    [
+        pytest.param(*case, marks=[pytest.mark.thorough] * (case[1] == "gan_digits" and case[0] != "zero_gradients"))
+        for case in REFUSED
+    ],
+)
 def test_what_a_workload_cannot_do_is_refused(method: str, workload: str) -> None:
     with pytest.raises(UserError, match=REFUSED[method, workload]) as error:
         train(config_of(method, workload))
@@ -164,7 +189,9 @@ def test_what_a_workload_cannot_do_is_refused(method: str, workload: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload", [pytest.param(name, marks=[pytest.mark.thorough] * (name in LONG)) for name in WORKLOADS]
+)
 def test_another_seed_is_another_run(workload: str) -> None:
     """That equal ones are bit-identical is part of the test of resuming, with all weights."""
     with TrainingRun(config_of("none", workload, seed=1)) as run:
@@ -172,7 +199,7 @@ def test_another_seed_is_another_run(workload: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "workload"), CASES)
+@pytest.mark.parametrize(("method", "workload"), once(CASES))
 def test_resumes_bit_exactly_after_an_early_and_a_late_epoch(method: str, workload: str, tmp_path: Path) -> None:
     config = config_of(method, workload)
     rows, weights = trained(method, workload)
@@ -199,11 +226,11 @@ def test_resumes_bit_exactly_after_an_early_and_a_late_epoch(method: str, worklo
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
-    with TrainingRun(config_of("none", "digits")) as run:
+    with TrainingRun(config_of("none", "binary_mlp")) as run:
         run.train_epoch()
         run.save(tmp_path)
     with (
-        TrainingRun(config_of("none", "digits", seed=3)) as run,
+        TrainingRun(config_of("none", "binary_mlp", seed=3)) as run,
         pytest.raises(UserError, match="of another configuration"),
     ):
         run.load(tmp_path)
@@ -214,8 +241,8 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(damage: str, tmp_path: Path) -> None:
     from trainables.trial import continued
 
-    config = config_of("gradskip", "digits")
-    rows, _ = trained("gradskip", "digits")
+    config = config_of("gradskip", "binary_mlp")
+    rows, _ = trained("gradskip", "binary_mlp")
     with TrainingRun(config) as run:
         run.train_epoch()
         run.save(tmp_path)
@@ -233,11 +260,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(dama
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "workload"),
-    [
-        pytest.param(*case, marks=[pytest.mark.thorough] * (case[0] == "gradskip" and case[1] != "digits"))
-        for case in CASES
-        if case[0] != "none" or case[1] == "digits"
-    ],
+    once(case for case in CASES if case[0] != "none" or case[1] in ("binary_mlp", "digits")),
 )
 def test_over_a_stage_tree_it_is_the_trial_alone(method: str, workload: str, tmp_path: Path) -> None:
     """Trained there, and followed over what was recorded: every method says what it would do next."""

@@ -87,6 +87,8 @@ def test_a_setting_has_the_share_of_the_look_that_its_seeds_were_trained_for() -
     assert sum(shares_of_error(n, many)[0] for n in range(3, 40)) == pytest.approx(shares_of_error(39, many)[1])
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_five_intervals_together_cover_their_means() -> None:
     rng = np.random.default_rng(0)
     shared = rng.normal(size=(1, SAMPLES, 5))  # what the baseline does by chance is in every difference

@@ -335,6 +335,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageSto
     patch.undo()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_where_the_tree_has_been_replay_is_the_trial(studies: Any) -> None:
     _, whole, rows = studies

@@ -105,6 +105,7 @@ class Twice(nn.Module):
         return y
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_quantizers_that_run_more_often_than_in_the_file_are_left_as_they_are(tmp_path: Path) -> None:
     torch.manual_seed(0)

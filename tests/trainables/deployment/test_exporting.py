@@ -37,6 +37,7 @@ def bert() -> nn.Module:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", rest_thorough(["onnx", "pt2"]))
 def test_a_transformer_runs_at_any_batch_size_and_length(ending: str, bert: nn.Module, tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def test_integers_are_multiplied_and_results_stay(
             assert relative_difference(expected, found) < most
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "name", "changes", "products"),
     rest_thorough(
@@ -214,6 +215,7 @@ def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
     assert not dequantized_at_every_call(exported.file)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", rest_thorough(["SYMMETRIC", "ASYMMETRIC_UNSIGNED"]))
 def test_wide_layers_multiply_integers_also_where_results_are_added_before_rounding(mode: str, tmp_path: Path) -> None:
     """Their results are not rounded, so that nothing is lost; layers with groups, and narrow ones, multiply floats."""
@@ -227,6 +229,7 @@ def test_wide_layers_multiply_integers_also_where_results_are_added_before_round
             assert relative_difference(net(x), Deployed(exported, net, as_written=as_written)(x)) < 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("times", [1, 3])
 def test_sums_of_the_greatest_integers_are_those_of_a_cpu_with_vnni(times: int, tmp_path: Path) -> None:
     """255 * 127 * 2 does not fit into 16 bits; a layer that runs several times has one weight in the model."""
@@ -250,6 +253,7 @@ def test_sums_of_the_greatest_integers_are_those_of_a_cpu_with_vnni(times: int, 
     torch.testing.assert_close(Deployed(exported, net)(x), x, rtol=0.02, atol=0)
 
 
+@pytest.mark.thorough
 def test_transposed_convolutions_are_as_fast_where_onnxruntime_has_quantized_all(tmp_path: Path) -> None:
     net, x = Residual().eval(), torch.randn(64, 3, 8, 8)
     exported = export_model(net, (x[:4],), tmp_path / "net.onnx")

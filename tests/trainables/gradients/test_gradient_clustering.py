@@ -66,6 +66,8 @@ def test_a_sketch_of_whole_sides_is_the_gradient_itself() -> None:
     assert torch.allclose(sketches(model, batch, side=64), sample_gradients(model, batch), atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_sketches_keep_squared_distances_on_average_and_zero_distances_exactly() -> None:
     model, (x, y) = small(), images(6)
     batch = (torch.cat([x, x[:1]]), torch.cat([y, y[:1]]))
@@ -136,6 +138,7 @@ def trained(x: Tensor, y: Tensor, steps: int = 40) -> nn.Module:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", rest_thorough(["full", "online"]))
 def test_with_half_of_the_data_duplicated_the_variance_is_at_most_0_4_of_sgd(mode: str) -> None:
@@ -156,6 +159,8 @@ def test_with_half_of_the_data_duplicated_the_variance_is_at_most_0_4_of_sgd(mod
     assert float((mean - exact).square().sum()) < 16 * found / 300
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_sgd_itself_has_the_variance_of_drawing_without_replacement() -> None:
     x, y = images(20)
     model = small().double()
@@ -196,7 +201,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("batch_size", [3, 8])
+@pytest.mark.parametrize("batch_size", rest_thorough([3, 8]))
 def test_the_weighted_mean_has_the_mean_of_all_samples_as_its_expectation(batch_size: int) -> None:
     values = torch.linspace(-2, 5, len(ASSIGNMENTS), dtype=torch.float64) ** 3
     means = []

@@ -74,6 +74,7 @@ def data(count: int = 48) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 1, 4, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_statistics_are_those_of_a_full_loop_over_all_batches() -> None:
     """Every batch of two of ten samples, once: the variance that T draws estimate."""

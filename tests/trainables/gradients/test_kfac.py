@@ -256,6 +256,8 @@ def test_sampled_fisher_of_a_softmax_regression_is_the_exact_one() -> None:
     assert hessian.abs().max() > 0.1 * a.abs().max()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_sampled_fisher_of_a_gaussian_is_that_of_curvlinops() -> None:
     """Its mean squared error has the Fisher (2 / C) J^T J of C outputs, ours (variance 1) J^T J.
 

@@ -30,6 +30,7 @@ def dense_pass(run: TrainingRun) -> tuple[int, int]:
     return sum(c.forward_flops for c in costs), sum(c.backward_flops for c in costs)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_svrg_costs_its_snapshots_and_a_second_gradient_a_step() -> None:
     config = TrialConfig(method="svrg", epochs=4, gradient_start_itr=10, svrg_snapshot_every=10)
@@ -63,6 +64,7 @@ def test_zero_gradients_save_what_the_kept_samples_do_not_need() -> None:
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(weights, same, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_beside_gradient_skip_both_savings_count_once() -> None:
     stops = {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22)}
@@ -77,6 +79,7 @@ def test_beside_gradient_skip_both_savings_count_once() -> None:
         trained(method="gradskip+zero_gradients", CAC_RULE="gradient_norm")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_samples_without_numbers_are_kept_epoch_by_epoch() -> None:
     """Text draws windows at random: clusters are of those of one epoch, at most so many of them."""

@@ -118,6 +118,7 @@ def test_weights_are_what_a_small_step_lowers_the_plain_loss_by() -> None:
         torch.testing.assert_close(weighted[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_proposal_has_the_mean_and_covariance_of_its_samples() -> None:
     """The weights of a candidate on the samples give z (g - mean) / sqrt(n - 1); no candidate is drawn twice."""

@@ -66,6 +66,7 @@ def test_gradient_and_step_are_those_of_the_samples_above_the_threshold(name: st
     assert spared > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
     """Over 1000 seeds; five standard errors of the mean, found from the seeds themselves."""

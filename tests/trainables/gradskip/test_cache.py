@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from conv_models import conv_model
 from prefix_caches import ROW_BYTES, SAMPLES, batches, cache_of, one_warning, stopped
+from thorough import rest_thorough
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -85,8 +86,8 @@ def test_read_equals_computed_bit_for_bit(model: nn.Module, images: Tensor) -> N
         always.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [32, 24, 3])
+@pytest.mark.parametrize("dtype", rest_thorough([torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("size", rest_thorough([3, 32, 24]))
 def test_a_last_batch_rounds_as_it_does_without(size: int, dtype: torch.dtype) -> None:
     """Behind 512 features a linear layer rounds otherwise for fewer than 16 rows, in bfloat16 for other numbers."""
     model = stopped(nn.Sequential(nn.Linear(512, 64), nn.Tanh(), nn.Linear(64, 4)).to(dtype), 2)
@@ -121,7 +122,7 @@ class Sorted(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("takes_equal_rows", [True, False])
+@pytest.mark.parametrize("takes_equal_rows", rest_thorough([True, False]))
 def test_models_that_do_not_take_any_batch_train_on(takes_equal_rows: bool) -> None:
     model, x = Sorted(takes_equal_rows=takes_equal_rows), torch.randn(40, 8).sort(0).values
     with ForwardCache(model, budget_bytes=10**6) as cache, cache.running():
@@ -135,7 +136,7 @@ def test_models_that_do_not_take_any_batch_train_on(takes_equal_rows: bool) -> N
         assert cache.hits == (80 if takes_equal_rows else 64)  # a last batch that the copy does not take is not kept
 
 
-@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+@pytest.mark.parametrize("how", rest_thorough(["bfloat16", "autocast"]))
 def test_rounding_of_half_precision_switches_nothing_off(how: str) -> None:
     blocks = [nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.GELU()) for _ in range(8)]
     model = nn.Sequential(*blocks, nn.Linear(768, 2))
@@ -168,7 +169,9 @@ def test_copies_of_the_model_do_not_stay() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("modes", [("inference", "inference"), ("inference", "no grad"), ("no grad", "inference")])
+@pytest.mark.parametrize(
+    "modes", rest_thorough([("inference", "inference"), ("inference", "no grad"), ("no grad", "inference")])
+)
 def test_evaluations_may_be_in_inference_mode(modes: tuple[str, str], model: nn.Module, images: Tensor) -> None:
     plain = copy.deepcopy(model).eval()
     with cache_of(model) as cache, cache.running():

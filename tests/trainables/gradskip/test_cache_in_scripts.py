@@ -187,6 +187,8 @@ def test_what_the_model_of_a_second_optimizer_reads_is_not_counted(monkeypatch: 
     assert found["has_model"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_reads_of_many_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def loop() -> None:
         net = layers(8, 8, 8, 8, 2)
@@ -199,6 +201,8 @@ def test_reads_of_many_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["forward_flops"] < 0.75 * 5 * 2 * rows * (3 * 64 + 16)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["before", "in place", "afterwards"])
 def test_compiled_models_are_counted_as_executed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def loop(how: str) -> None:

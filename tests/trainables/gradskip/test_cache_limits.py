@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from prefix_caches import ROW_BYTES, SAMPLES, batches, cache_of, one_warning
+from thorough import rest_thorough
 from torch import Tensor, nn
 
 from trainables.gradskip.cached_rows import row_checksums
@@ -18,7 +19,9 @@ from trainables.gradskip.cached_rows import row_checksums
 # --- budget and file
 
 
-@pytest.mark.parametrize(("rows", "kept", "evaluated"), [(39, 0, 30), (40, 40, 0), (1000, 40, 30)])
+@pytest.mark.parametrize(
+    ("rows", "kept", "evaluated"), rest_thorough([(39, 0, 30), (40, 40, 0), (1000, 40, 30)], of_several=True)
+)
 def test_files_stay_under_the_budget(
     model: nn.Module, images: Tensor, rows: int, kept: int, evaluated: int, tmp_path: Path
 ) -> None:
@@ -50,7 +53,7 @@ def open_files(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
-@pytest.mark.parametrize("way", ["close", "collected", "context"])
+@pytest.mark.parametrize("way", rest_thorough(["close", "collected", "context"]))
 def test_the_file_goes_with_the_cache(model: nn.Module, images: Tensor, way: str, tmp_path: Path) -> None:
     cache = cache_of(model, folder=tmp_path)
     with cache.running():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conv_models import conv_model
 from prefix_caches import SAMPLES, batches, cache_of, stopped
+from thorough import rest_thorough
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -44,7 +45,7 @@ def test_the_model_copies_pickles_and_saves_as_ever(model: nn.Module, images: Te
     assert out.requires_grad
 
 
-@pytest.mark.parametrize("fullness", ["all", "part"])
+@pytest.mark.parametrize("fullness", rest_thorough(["all", "part"]))
 def test_compiled_models_are_seen_through(model: nn.Module, images: Tensor, fullness: str) -> None:
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, backend="eager")
@@ -56,6 +57,8 @@ def test_compiled_models_are_seen_through(model: nn.Module, images: Tensor, full
         assert cache.hits == theirs.hits > 0
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["afterwards", "in place", "its parts", "with what calls it"])
 def test_models_may_be_compiled_in_any_way(model: Any, images: Tensor, how: str) -> None:
     """The cache was given the model itself; of a function that is compiled with the model in it nothing is kept."""
@@ -74,6 +77,8 @@ def test_models_may_be_compiled_in_any_way(model: Any, images: Tensor, how: str)
         assert cache.hits == (0 if how == "with what calls it" else 18)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("whose", ["torch's", "ours"])
 def test_data_parallel_processes_are_seen_through(model: nn.Module, images: Tensor, whose: str) -> None:
     plain = copy.deepcopy(model)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conv_models import conv_batches, conv_model
 from loops import EAGER, OFF, SHRINKING, equal, train, weights
+from thorough import rest_thorough
 
 from trainables.gradskip import SGD, Adam, Settings, wrap
 from trainables.gradskip.stops import Reason
@@ -25,7 +26,9 @@ FOLDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "collected"), [*((one, False) for one in FOLDS), (FOLDS[2], True)])
+@pytest.mark.parametrize(
+    ("settings", "collected"), rest_thorough([*((one, False) for one in FOLDS), (FOLDS[2], True)], of_several=True)
+)
 @pytest.mark.usefixtures("quiet")
 def test_every_fold_trains_as_the_first_one(settings: Settings, collected: bool) -> None:
     """Also where norms were held and outputs detached, whose hooks would outlive an optimizer that is collected."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counted_loops import end_counting
+from thorough import rest_thorough
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
@@ -136,7 +137,7 @@ def counted(loop: Callable[[int | None, Path], None], stop: int | None, folder: 
 
 
 @pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.thorough) for stop in (None, 0))])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", rest_thorough(LOOPS))
 def test_what_is_executed_is_what_torch_counts(
     loop: Callable[[int | None, Path], None], stop: int | None, tmp_path: Path
 ) -> None:

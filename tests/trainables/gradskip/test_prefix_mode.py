@@ -302,6 +302,7 @@ def test_attention_drops_nothing_in_a_stopped_block(cls: Any) -> None:
     torch.testing.assert_close(outputs[2], copy.deepcopy(model["first"]).eval()(*inputs))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_compiled_model_trains_as_the_uncompiled_one() -> None:
     results = []

@@ -77,6 +77,8 @@ def test_norms_of_an_earlier_training_are_known() -> None:
         end_counting(record)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_units_end_behind_their_norms_where_the_model_is_known() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
     linear = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
@@ -406,6 +408,8 @@ def compiled(net: nn.Sequential) -> tuple[nn.Module, Callable[[torch.Tensor], to
     return net, lambda x: (made or made.append(torch.compile(net, backend="aot_eager")) or made)[0](x)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "parts",
     [

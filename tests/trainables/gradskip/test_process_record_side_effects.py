@@ -152,6 +152,7 @@ def test_torch_goes_on_after_an_evaluation_in_inference_mode() -> None:
     assert found["dense_flops"] == found["forward_flops"] + found["backward_flops"] == 5 * sum(dense)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", rest_thorough(["aot_eager", "inductor"]))
 def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:

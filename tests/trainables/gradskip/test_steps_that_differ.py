@@ -284,6 +284,7 @@ def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tole
     assert executed < dense or loop in without_stops
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("until", rest_thorough([True, False]))
 def test_a_stop_behind_a_change_of_the_loop_is_beside_what_the_stop_before_saved(until: bool) -> None:
@@ -303,6 +304,7 @@ def test_a_stop_behind_a_change_of_the_loop_is_beside_what_the_stop_before_saved
     assert found["dense_flops"] == dense.get_total_flops()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_was_counted_before_a_change_of_the_loop_stands() -> None:
     """A second phase, of another optimizer whose model is not called itself, and an additional pass from step 60 on."""
@@ -394,8 +396,11 @@ class Detached(Residual):
         return super().forward(x) + self.head(self.stem(x).detach().mean((2, 3)))
 
 
-@pytest.mark.parametrize(("net", "last"), [(convolutions, 3), (Residual, 3), (Attending, 24), (Attending, 12)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("net", "last"),
+    rest_thorough([(convolutions, 3), (Residual, 3), (Attending, 24), (Attending, 12)], of_several=True),
+)
+@pytest.mark.parametrize("dtype", rest_thorough([torch.float32, torch.bfloat16]))
 def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
     net: Callable[[], nn.Module], last: int, dtype: torch.dtype
 ) -> None:
@@ -412,7 +417,7 @@ def test_a_run_that_is_frozen_from_its_first_step_on_knows_its_dense_steps(
     assert_dense_is_what_torch_counts(net, (last, -1), trained)
 
 
-@pytest.mark.parametrize("last", [-1, 4, 8])
+@pytest.mark.parametrize("last", rest_thorough([4, 8, -1]))
 def test_recurrent_layers_are_counted_whole_whatever_is_frozen(last: int) -> None:
     """Parameters 1 to 8 are those of two layers of 20 steps: four products a weight, of which none is left out."""
     net, record = nn.ModuleList([nn.Embedding(30, 8), nn.LSTM(8, 6, num_layers=2), nn.Linear(6, 4)]), record_of()
@@ -461,7 +466,7 @@ class Checkpointed(nn.Module):
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize("last", [5, 9, 16])
+@pytest.mark.parametrize("last", rest_thorough([5, 9, 16]))
 def test_a_frozen_prefix_would_be_computed_again_where_activations_are(last: int) -> None:
     """Of which a part is, that is, one that some of trains is computed again as it is."""
 
@@ -527,6 +532,8 @@ def learn_with_cached_gradients(net: nn.Module, optimizer: torch.optim.Optimizer
     return total
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", rest_thorough([-1, 4]))
 def test_a_model_that_trains_within_a_backward_pass_is_counted(at: int) -> None:
     net, plain, record = Residual(), Residual(), record_of()

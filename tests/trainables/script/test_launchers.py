@@ -83,6 +83,7 @@ def begun(command: str, folder: Path) -> ScriptRun:
     return ScriptRun(TrialConfig(workload="script", workload_options=options, epochs=1, method="none"), folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", rest_thorough(LAUNCHERS))
 def test_the_first_process_reports_the_flops_of_all(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +109,7 @@ def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
     assert '"accuracy": 0.6' in others.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", rest_thorough(LAUNCHERS))
 def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: Path) -> None:
     with pytest.raises(ScriptFailed, match=r"ValueError: the batch has no labels$") as failure:
@@ -115,6 +117,7 @@ def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: 
     assert "exit code 1; its last lines: [rank1]: Traceback" in str(failure.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", rest_thorough(["the launcher is killed", "the trial is stopped"]))
 def test_no_process_outlives_its_launcher(how: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)

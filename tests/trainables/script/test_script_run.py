@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from runs import rows_to_the_end
+from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
@@ -158,6 +159,7 @@ def trained(
 REPORT = "cac.report(accuracy=step / 10)"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path) -> None:
     """Nor where what is counted cannot be written; the next test reports as early where it can."""
@@ -178,7 +180,9 @@ def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "within", "fails"),
-    [(7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)],
+    rest_thorough(
+        [(7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)], of_several=True
+    ),
 )
 def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
     tmp_path: Path, steps: int, within: str, fails: bool
@@ -192,7 +196,7 @@ def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
         assert len(rows_to_the_end(run)) == 2
 
 
-@pytest.mark.parametrize("method", ["gradskip", "none"])
+@pytest.mark.parametrize("method", rest_thorough(["gradskip", "none"]))
 def test_an_exception_is_shown_from_its_traceback_on_and_a_stop_named_as_its_cause(tmp_path: Path, method: str) -> None:
     (tmp_path / "train.py").write_text(
         "import sys, torch\nprint('epoch 1: 20 %', file=sys.stderr)\nweight = torch.nn.Linear(2, 2).weight\n"

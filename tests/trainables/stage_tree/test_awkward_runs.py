@@ -134,6 +134,7 @@ def configs(rng: random.Random, workload: str) -> Iterator[TrialConfig]:
         yield TrialConfig(workload=workload, epochs=EPOCHS, **how)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", rest_thorough(["twisted", "tiny"]))
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))])
@@ -300,7 +301,7 @@ def process_state() -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["between epochs", "in a step", "in loading", "in an evaluation"])
+@pytest.mark.parametrize("where", rest_thorough(["between epochs", "in a step", "in loading", "in an evaluation"]))
 def test_the_process_is_as_it_was(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a trial that is given up or raises, for the next one in this process."""
     tree = tmp_path / "tree"

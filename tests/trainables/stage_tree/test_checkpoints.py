@@ -269,6 +269,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: P
     assert len(stored(tmp_path)) == len(store.entries("stage")) <= 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
     size, budget = 10_000, 200_000

@@ -185,6 +185,8 @@ def test_one_of_two_processes_gets_a_stage(name: str) -> None:
     assert all(ray.get(holders[1].call.remote("claim", f"s{stage}", "h1", LONG_S)) for stage in range(20))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @of_ray
 def test_starting_it_twice_is_one_coordinator(name: str) -> None:
     RayLeases(name).claim("stage", "first", LONG_S)
@@ -210,6 +212,8 @@ def test_a_killed_holders_stage_is_free_after_its_lease(name: str) -> None:
     assert claims.claim("stage", "second", LONG_S)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @of_ray
 def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
     claims = RayLeases(name, timeout_s=60)
@@ -223,6 +227,8 @@ def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
     assert pid_of(find_coordinator(name)) != pid
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @of_ray
 def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     name: str, recwarn: pytest.WarningsRecorder
@@ -243,6 +249,8 @@ def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     assert not claims.claim("stage", "second", LONG_S)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @of_ray
 def test_a_coordinator_that_does_not_answer_grants_everything_and_is_left_alone(name: str) -> None:
     claims = RayLeases(name, timeout_s=0.5)

@@ -185,7 +185,7 @@ def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("rule", ["gradient_norm", "grades", "plasticity"])
+@pytest.mark.parametrize("rule", rest_thorough(["gradient_norm", "grades", "plasticity"]))
 def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=100)
     shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
@@ -202,6 +202,7 @@ def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tm
     assert assert_equals_alone(replace(config, CAC_RULE_INTERVAL=4), sharing).trained_steps == TOTAL
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=50)
@@ -216,7 +217,7 @@ def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("acting", [{"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_LR_FACTOR": 2.0}])
+@pytest.mark.parametrize("acting", rest_thorough([{"CAC_NORM_STATISTICS": "hold_all"}, {"CAC_LR_FACTOR": 2.0}]))
 def test_what_acts_from_the_first_step_on_shares_nothing_with_a_run_without(
     acting: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -338,6 +339,7 @@ def test_the_path_enters_a_stage_that_others_train(tmp_path: Path, monkeypatch: 
     assert assert_equals_alone(base, sharing).trained_steps == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_random_trials_in_random_order_with_random_crashes(tmp_path: Path) -> None:

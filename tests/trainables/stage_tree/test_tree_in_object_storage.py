@@ -24,6 +24,7 @@ def manual(step: int) -> TrialConfig:
     return TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(1,), CAC_STOP_LAYER_ITR=(step,))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_trials_share_training_through_it_and_equal_the_trials_alone(s3: str) -> None:  # noqa: F811

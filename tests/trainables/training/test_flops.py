@@ -192,6 +192,7 @@ class _Compiled(Tiny):
         return compiled
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("method", rest_thorough(["gradskip", "none"]))
 def test_a_compiled_model_stays_compiled_and_costs_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:

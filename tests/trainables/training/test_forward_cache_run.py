@@ -48,7 +48,7 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("method", ["none", "gradskip"])
+@pytest.mark.parametrize("method", rest_thorough(["none", "gradskip"]))
 def test_with_nothing_stopped_it_is_the_run_without(method: str) -> None:
     rows, trained = train(config_of(method=method, epochs=2))
     plain_rows, plain = train(config_of(method=method, epochs=2, forward_cache_mb=0))
@@ -73,6 +73,7 @@ def test_it_trains_what_a_prefix_in_eval_mode_trains() -> None:
     assert [row["quality"] for row in rows] == evaluated
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", rest_thorough([STOP, {"CAC_STOP_LAYER_NUM": (5, 11), "CAC_STOP_LAYER_ITR": (9, 23)}]))
 def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any], tmp_path: Path) -> None:
@@ -97,6 +98,7 @@ def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any]
         assert row["forward_flops"] >= rows[-1]["forward_flops"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_flops_are_those_that_run() -> None:
     """Counted on the real steps: the epoch of the stop, the one that computes and those that read."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from runs import MEASURED, finish, without
+from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from trainables.runtime import energy
@@ -37,7 +38,7 @@ def unbroken(config: TrialConfig) -> tuple[list[dict[str, Any]], list[torch.Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 5, 9, 10, 16])  # braking is 4..8 and 13..17; an epoch has 10 steps
+@pytest.mark.parametrize("step", rest_thorough([5, 1, 9, 10, 16]))  # braking is 4..8 and 13..17; an epoch has 10 steps
 def test_a_run_saved_at_any_step_goes_on_bit_for_bit(step: int, tmp_path: Path) -> None:
     config = TrialConfig(epochs=3, **STOPS)
     rows, weights = unbroken(config)

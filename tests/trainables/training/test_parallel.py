@@ -24,6 +24,7 @@ STOPS = {"method": "gradskip", "CAC_STOP_LAYER_NUM": [1, 3], "CAC_STOP_LAYER_ITR
 RECIPE = {"clip_grad_norm": 0.2, "activation_checkpointing": "blocks", "channels_last": True, "fused_optimizer": True}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [{**STOPS, **RECIPE}, *(pytest.param(m, marks=pytest.mark.thorough) for m in ({"method": "none"}, STOPS))]

@@ -95,6 +95,7 @@ def test_binary_activations_stand_in_the_relus_place_and_change_nothing_else() -
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), binary.parameters(), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_network_of_binary_activations_learns() -> None:
     with TrainingRun(TrialConfig(workload_options=("activations=binary",), method="none", epochs=4)) as run:

@@ -91,6 +91,7 @@ def stopped(first: str, through: int, **more: Any) -> tuple[TrainingRun, dict[st
     return run, before
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "other"), [("generator", "discriminator"), ("discriminator", "generator")])
 def test_layers_of_either_network_stop_and_the_other_goes_on_learning(first: str, other: str) -> None:
@@ -128,6 +129,8 @@ def test_training_comes_nearer_to_the_images() -> None:
     assert 0.3 < metrics["diversity"] < 2
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_discriminator_that_collapses_is_said() -> None:
     with TrainingRun(config(epochs=1)) as run:
         run.begin_epoch()

@@ -156,6 +156,7 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(total_steps: int
     assert learning_rate_share(total_steps, total_steps) == pytest.approx(0.0 if total_steps > 1 else 1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_short_training_beats_the_most_frequent_character_clearly() -> None:
     workload, network = Text(), model()

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from compressed import pruned, write_compressed
 from studies import result_row, write_study
+from thorough import rest_thorough
 
 from analysis.io.study_files import Layout
 from trainables.config import TrialConfig
@@ -92,17 +93,20 @@ def test_what_is_wrong_is_said(arguments: str, message: str, study: Layout, refu
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "message"),
-    [
-        ([], "has no best trial to export: no trial has completed, so there is nothing to rank; give --trial"),
-        (
-            [{"error": "x"}, {"row": result_row(0.9, 0.5)}],
-            "to export: the baseline did not complete, so no accuracy loss",
-        ),
-        (
-            [{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
-            "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points. Nearest is",
-        ),
-    ],
+    rest_thorough(
+        [
+            ([], "has no best trial to export: no trial has completed, so there is nothing to rank; give --trial"),
+            (
+                [{"error": "x"}, {"row": result_row(0.9, 0.5)}],
+                "to export: the baseline did not complete, so no accuracy loss",
+            ),
+            (
+                [{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
+                "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points. Nearest is",
+            ),
+        ],
+        of_several=True,
+    ),
 )
 def test_no_best_is_said(
     trials: list[dict[str, Any]], message: str, tmp_path: Path, refused: Callable[..., str]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from compressed import pruned, write_compressed
 from studies import result_row, write_study
+from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
@@ -41,6 +42,7 @@ def test_words_and_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "export CAC_VAR_START_THR=0.903" in page
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_terminal_gets_lines_of_its_width_and_no_cut_number(study: Path) -> None:
     ours, theirs = pty.openpty()
@@ -54,7 +56,7 @@ def test_a_terminal_gets_lines_of_its_width_and_no_cut_number(study: Path) -> No
     assert " ".join(" ".join(lines).split()) == " ".join(plain.split())
 
 
-@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("width", rest_thorough([40, 80]))
 def test_a_terminal_gets_every_trial_in_lines_of_its_width(
     width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +121,7 @@ def test_damaged_statistics_and_clusters_leave_a_page(tmp_path: Path, capsys: py
     assert "Samples with similar gradients" not in (folder / "report.html").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_trade_off_as_a_picture(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begins = {"a.svg": b"<?xml", "a.png": b"\x89PNG", "A.PDF": b"%PDF"}

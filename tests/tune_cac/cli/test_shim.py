@@ -25,6 +25,7 @@ print(type(cac.gradskip.SGD([weight], lr=0.1)).__module__)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_script_of_the_published_package_runs_with_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]

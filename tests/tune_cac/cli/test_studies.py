@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from studies import result_row, write_study
+from thorough import rest_thorough
 
 from tune_cac.cli.main import main
 from tune_cac.study.folder import locked
@@ -52,12 +53,15 @@ def test_studies_are_listed_the_latest_first(folder: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("width", "shown"),
-    [
-        (80, "date state trials saved MB study"),
-        (56, "date state trials saved study"),
-        (40, "state trials saved study"),
-        (30, "state saved study"),
-    ],
+    rest_thorough(
+        [
+            (80, "date state trials saved MB study"),
+            (56, "date state trials saved study"),
+            (40, "state trials saved study"),
+            (30, "state saved study"),
+        ],
+        of_several=True,
+    ),
 )
 def test_a_terminal_lacks_the_columns_it_has_no_room_for(
     width: int, shown: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -91,7 +95,9 @@ def test_only_what_is_named_and_is_a_study_is_deleted(folder: Path, refused: Ref
     assert sorted(one.name for one in folder.iterdir()) == ["link", "mine", "one", "two"]
 
 
-@pytest.mark.parametrize(("answered", "is_there"), [("n\n", True), ("\x04", True), ("y\n", False)])
+@pytest.mark.parametrize(
+    ("answered", "is_there"), rest_thorough([("n\n", True), ("\x04", True), ("y\n", False)], of_several=True)
+)
 def test_a_person_is_asked(answered: str, is_there: bool, folder: Path) -> None:
     """At a terminal of this machine; Ctrl-D is a no."""
     ours, theirs = pty.openpty()

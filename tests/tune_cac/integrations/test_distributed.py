@@ -69,6 +69,7 @@ os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", rest_thorough(["fsdp2", "ddp"]))
 def test_a_loaded_training_continues_bit_for_bit(kind: str, tmp_path: Path) -> None:

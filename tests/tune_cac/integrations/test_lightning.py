@@ -240,6 +240,8 @@ class ByHand(lightning.Callback):  # type: ignore[name-defined,misc]
         module.net[0].requires_grad_(trainer.global_step < 5)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_transfer_learning_as_in_lightnings_documentation(tmp_path: Path) -> None:
     callback = GradientSkipCallback(replace(STOP, lr_factor=1.0))
     ours = fitted(tmp_path, callback, module=Transfer())

@@ -131,6 +131,7 @@ def test_it_trains_as_a_wrapped_optimizer_does_and_loggers_see_what_stopped(bert
     assert trainer.state.log_history[-1]["compute_saved"] == last["compute_saved"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_resumed_training_continues_bit_for_bit(bert: str, tmp_path: Path) -> None:
     whole = trainer_of(bert, tmp_path / "whole", GradientSkipCallback(STOP))
@@ -144,6 +145,8 @@ def test_a_resumed_training_continues_bit_for_bit(bert: str, tmp_path: Path) -> 
         assert [event.iteration for event in callback.gradskip.events] == [5]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path: Path) -> None:
     trainer_of(bert, tmp_path, max_steps=4).train()
     trainer = trainer_of(bert, tmp_path, GradientSkipCallback(STOP))
@@ -151,6 +154,8 @@ def test_a_checkpoint_that_was_trained_without_it_is_refused(bert: str, tmp_path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_old", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.thorough])])
 def test_a_checkpoint_that_was_trained_on_without_it_is_refused(is_old: bool, bert: str, tmp_path: Path) -> None:
     """A trainer without the callback keeps the entry of the rule's state, but not what it says; of versions before
@@ -183,6 +188,8 @@ def test_a_checkpoint_of_other_learning_rates_is_refused(
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_gradient_skip_twice_is_refused(bert: str, tmp_path: Path) -> None:
     model = model_of(bert)
     wrapped = trainer_of(bert, tmp_path, GradientSkipCallback(STOP), model=model)
@@ -217,6 +224,8 @@ def test_evaluations_are_reported_by_the_metric_of_the_search(
         other.train()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_early_end_is_reported_with_the_weights_that_are_kept(bert: str, searched: Path) -> None:
     """Nothing is better by 10 than the first of 6 evaluations, so the third one ends the training."""
     trainer = trainer_of(
@@ -279,7 +288,10 @@ def test_a_second_training_begins_anew(bert: str, tmp_path: Path) -> None:
         assert len(callback.gradskip.stopped) == 21
 
 
-@pytest.mark.parametrize(("kind", "options"), [("Lora", {"use_dora": True}), ("IA3", {}), ("PromptTuning", {})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    rest_thorough([("Lora", {"use_dora": True}), ("IA3", {}), ("PromptTuning", {})], of_several=True),
+)
 def test_a_search_is_offered_whole_adapters_and_no_head(
     kind: str, options: dict[str, Any], bert: str, searched: Path
 ) -> None:
@@ -337,6 +349,7 @@ def test_a_model_is_a_normal_one_after_ctrl_c(bert: str, tmp_path: Path) -> None
         assert len(its.gradskip.parameters) == sum(trained)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ctrl_c_lets_go_of_callbacks_of_before_a_reload(
     bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +367,8 @@ def test_ctrl_c_lets_go_of_callbacks_of_before_a_reload(
     assert all(weight.requires_grad for weight in trainer.model.parameters())
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_an_earlier_training_has_stopped_is_named(bert: str, tmp_path: Path) -> None:
     """Such as one in a plain loop."""
     model = model_of(bert)
@@ -406,6 +421,8 @@ def flops_of_step(model: Any, batch: list[dict[str, Any]]) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_backward_pass_ends_where_adapters_stop(bert: str, tmp_path: Path) -> None:
     """Adapters of PEFT on a frozen model: torch's own counter sees what a step costs before and after the stop."""
     model, batch = lora(bert)
@@ -423,6 +440,8 @@ def test_the_backward_pass_ends_where_adapters_stop(bert: str, tmp_path: Path) -
     assert after < 0.8 * before
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("adapters", rest_thorough([True, False]))
 def test_it_ends_there_with_gradient_checkpointing_too(adapters: bool, bert: str, tmp_path: Path) -> None:
     """The trainer makes the embeddings' output need a gradient then, which nothing but the stopped prefix wanted."""

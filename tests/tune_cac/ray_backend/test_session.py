@@ -123,6 +123,7 @@ def _starts(folder: Path) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_start_one_after_the_other(tmp_path: Path) -> None:
     with _starts(tmp_path) as one, _starts(tmp_path) as other:

@@ -17,6 +17,7 @@ import pytest
 from scipy import stats
 from searchers import CONTEXT, row, told
 from studies import result_row, write_study
+from thorough import rest_thorough
 
 import analysis
 import search_spaces
@@ -187,7 +188,9 @@ def test_what_fresh_seeds_say_decides_the_answer_and_is_said(
 @pytest.mark.slow
 @pytest.mark.parametrize(  # the same stage of the tree, the same result to the last bit; of trials 1 and 3
     ("same", "retrained"),
-    [({"stage": "a"}, 1), ({"train_loss": 0.25}, 3)],  # 3, where 1 ended only after the confirmation had begun
+    rest_thorough(
+        [({"stage": "a"}, 1), ({"train_loss": 0.25}, 3)], of_several=True
+    ),  # 3, where 1 ended only after the confirmation had begun
 )
 def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
     tmp_path: Path, same: dict[str, Any], retrained: int
@@ -327,11 +330,14 @@ def with_control(folder: Path, shorter: float) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shorter", "word", "verb", "end"),
-    [
-        (0.951, "ahead", "is ahead of", ""),
-        (0.969, "alike", "cannot be told from", " (another seed alone makes about 0.0055)"),
-        (0.991, "behind", "is behind", ""),
-    ],
+    rest_thorough(
+        [
+            (0.951, "ahead", "is ahead of", ""),
+            (0.969, "alike", "cannot be told from", " (another seed alone makes about 0.0055)"),
+            (0.991, "behind", "is behind", ""),
+        ],
+        of_several=True,
+    ),
 )
 def test_what_training_shorter_reaches_is_said_in_headline_and_settings(
     shorter: float, word: str, verb: str, end: str, tmp_path: Path

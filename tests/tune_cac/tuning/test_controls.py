@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from runs import facts, finish, rows_alone
 from searchers import learning, row, searcher, told
+from thorough import rest_thorough
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
@@ -56,6 +57,8 @@ def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path
     assert search.trials.finished_count() == 1
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> None:
     first = searcher(tmp_path, baseline=False)
     first.ask_for(1, controls=True)
@@ -187,7 +190,7 @@ def test_no_run_is_tried_that_is_shorter_than_one_that_loses_too_much(
     assert (None if follows is None else follows.values["epochs"]) == wanted
 
 
-@pytest.mark.parametrize(("most", "follows"), [(15.0, True), (1.0, False)])
+@pytest.mark.parametrize(("most", "follows"), rest_thorough([(15.0, True), (1.0, False)], of_several=True))
 def test_a_longer_one_follows_where_half_a_run_is_refused_over_seeds(
     tmp_path: Path, most: float, follows: bool
 ) -> None:
@@ -240,6 +243,7 @@ def test_shares_are_given_as_text() -> None:
             SearchOptions(lengths=text)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_path: Path) -> None:
@@ -319,6 +323,7 @@ def test_a_setting_of_a_cut_run_goes_on_where_lengths_are_searched_no_more(tmp_p
         assert suggested["config"] in configs
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_choices_that_depend_on_the_length_leave_cut_runs_without_stops(tmp_path: Path) -> None:

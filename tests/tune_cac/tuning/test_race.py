@@ -99,6 +99,7 @@ def test_where_the_mean_loses_too_much_the_next_one_follows_on_the_same_baseline
     )
 
 
+@pytest.mark.thorough
 def test_four_refused_settings_do_not_end_the_search_without_an_answer(tmp_path: Path) -> None:
     search = a_search(tmp_path)
     runs = on_seeds(play(search, lambda number, seed: 0.3 * (number < 5 and seed > 0), settings=6))
@@ -122,6 +123,7 @@ def test_a_resumed_search_trains_what_is_missing(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err.count(said) == 2
 
 
+@pytest.mark.thorough
 def test_a_seed_on_which_the_baseline_fails_judges_no_setting(tmp_path: Path) -> None:
     """Trial 1 loses hardly more than is allowed, which takes all seeds to tell; trial 2 nothing."""
     search = a_search(tmp_path)
@@ -183,6 +185,7 @@ def test_a_rule_that_stops_on_the_own_seed_alone_is_refused(tmp_path: Path) -> N
     assert (search.best().trial, written["trial"]) == (2, 2)
 
 
+@pytest.mark.thorough
 def test_no_control_is_trained_beside_a_setting_that_is_not_decided(tmp_path: Path) -> None:
     search = a_search(tmp_path)
     play(search, lambda number, seed: 0.0, settings=3, most=8)
@@ -212,6 +215,7 @@ def test_a_script_that_ignores_its_seed_is_found(tmp_path: Path, capsys: pytest.
     assert search.best() is not None
 
 
+@pytest.mark.thorough
 def test_a_search_that_has_executed_enough_finishes_a_setting_and_begins_no_other(tmp_path: Path) -> None:
     def lost(number: int, seed: int) -> float:
         return 0.3 * (number < 3 and seed > 0)

@@ -13,6 +13,7 @@ import pytest
 import tiny_workload
 import torch
 from searchers import CONTEXT, learning, row, searcher, told
+from thorough import rest_thorough
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
@@ -258,15 +259,18 @@ def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
     ("hold", "said"),
-    [
-        (
-            {"CAC_VAR_START_THR": 0.01},
-            r"space braking_distance does nothing on this run: no layer stops with the values that it fixes, for the "
-            r"first one's weight variance falls to 0\.\d+ of its peak; fix a higher threshold \(--set "
-            r"CAC_VAR_START_THR=\.\.\.\), or search --space auto_thresholds, whose ranges are those of the run",
-        ),
-        ({"CAC_VAR_START_THR": 1.0}, ""),
-    ],
+    rest_thorough(
+        [
+            (
+                {"CAC_VAR_START_THR": 0.01},
+                r"space braking_distance does nothing on this run: no layer stops with the values that it fixes, for "
+                r"the first one's weight variance falls to 0\.\d+ of its peak; fix a higher threshold \(--set "
+                r"CAC_VAR_START_THR=\.\.\.\), or search --space auto_thresholds, whose ranges are those of the run",
+            ),
+            ({"CAC_VAR_START_THR": 1.0}, ""),
+        ],
+        of_several=True,
+    ),
 )
 @pytest.mark.slow
 def test_a_space_that_does_nothing_is_said_to(
@@ -284,7 +288,9 @@ def test_a_space_that_does_nothing_is_said_to(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(("space", "there"), [("auto_thresholds", True), ("stop_rules", False)])
+@pytest.mark.parametrize(
+    ("space", "there"), rest_thorough([("auto_thresholds", True), ("stop_rules", False)], of_several=True)
+)
 def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
     space: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from compression_schedules import CONVOLUTIONS, EPOCHS, sections, span, text
+from thorough import rest_thorough
 from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import Tensor
 
@@ -43,8 +44,8 @@ QUANTIZERS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("order", ["pruned first", "quantized first"])
-@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize("order", rest_thorough(["pruned first", "quantized first"]))
+@pytest.mark.parametrize("name", rest_thorough(QUANTIZERS))
 def test_what_is_pruned_stays_zero_on_a_quantized_layer(name: str, order: str) -> None:
     quantizer, levels_of = QUANTIZERS[name]
     if name == "post-training" and order == "quantized first":

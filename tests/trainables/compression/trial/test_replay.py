@@ -157,6 +157,7 @@ def test_what_never_acts_is_the_baselines_run(never: dict[str, Any], tmp_path: P
     assert (trial.trained_steps, trial.row["stage"]) == (0, baseline.row["stage"])  # type: ignore[index]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_teacher_with_other_weights_in_the_same_file_is_another_teacher(tmp_path: Path) -> None:

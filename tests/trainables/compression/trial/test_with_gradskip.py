@@ -102,6 +102,7 @@ def test_acting_in_one_step_is_one_intervention_and_both_methods_see_the_weights
     assert events[0] == events[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["activations", "gradients"])
 def test_rankings_by_what_is_seen_go_on_where_a_layer_has_just_stopped(name: str) -> None:
@@ -122,6 +123,7 @@ def test_rankings_by_what_is_seen_go_on_where_a_layer_has_just_stopped(name: str
             assert all(torch.equal(value, trained[key]) for key, value in run.model.state_dict().items())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_cache_of_stopped_layers_notices_that_they_are_pruned() -> None:
     pruner = {"class": "SparsityLevelParameterPruner", "levels": {"conv1.weight": 0.5}}

@@ -71,6 +71,7 @@ def test_every_stop_is_the_state_machines(setting: Settings, run: list[tuple[flo
     assert vectorised(setting, variances, single) == [(i, d.layer, d.rule, d.ratio) for i, d in expected]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(
     st.lists(some_settings(), min_size=1, max_size=8),

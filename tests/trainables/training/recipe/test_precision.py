@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from thorough import rest_thorough
 from torch import nn
 from torch.nn import functional as F
 
@@ -39,8 +40,8 @@ def plain_loop(precision: str, clip: float | None) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", [None, 0.3])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("clip", rest_thorough([0.3, None]))
+@pytest.mark.parametrize("precision", rest_thorough(["bfloat16", "float32", "float16"]))
 def test_a_run_is_the_loop_of_torchs_documentation(precision: str, clip: float | None) -> None:
     with TrainingRun(TrialConfig(method="none", epochs=1, precision=precision, clip_grad_norm=clip)) as run:
         run.begin_epoch()

@@ -172,6 +172,8 @@ def test_what_is_half_written_is_written_anew(small: Path, tmp_path: Path) -> No
         assert not partial.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_second_process_waits_and_uses_what_the_first_wrote(small: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     opened(small, cache)
