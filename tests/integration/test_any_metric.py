@@ -174,7 +174,9 @@ def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
 
 
 @pytest.mark.parametrize("space", rest_thorough(["frozen_prefix", "auto_thresholds"]))
-def test_a_regression_is_searched_by_its_loss(space: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_is_searched_by_its_loss(
+    space: str, folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "diabetes.py").write_text((Path(__file__).parents[1] / "support" / "diabetes.py").read_text())
     given = ["--workload", "diabetes:make", "--allowed-drop", "20%", "--trials", "3", "--seeds", "1", "--name", "s"]
     assert main(["search", "--space", space, *given]) == 0

@@ -59,12 +59,12 @@ def test_a_script_with_our_optimizer(
     monkeypatch.setenv("CAC_VAR_START_THR", "0.5")  # what the shell has set is no trial's
     (tmp_path / "train.py").write_text(TRAIN)
     given: dict[str, Any] = {"script": f"{sys.executable} train.py 0.1", "name": "s", "concurrency": 2}
-    found = tune_cac.search(**given, trials=5)
+    found = tune_cac.search(**given, trials=4)
     trials = found.trials
-    assert trials["status"].tolist() == ["completed"] * 5
-    assert trials["role"].tolist() == ["baseline", "published"] + ["search"] * 3
-    assert trials["epoch"].tolist() == [4] * 5
-    assert trials["step"].tolist() == [24] * 5
+    assert trials["status"].tolist() == ["completed"] * 4
+    assert trials["role"].tolist() == ["baseline", "published"] + ["search"] * 2
+    assert trials["epoch"].tolist() == [4] * 4
+    assert trials["step"].tolist() == [24] * 4
     assert trials.loc[0, "compute_saved"] == 0
     assert trials["dense_flops"].nunique() == 1
     # Ranges are those of a run of 24 steps, which the baseline told.
@@ -75,7 +75,7 @@ def test_a_script_with_our_optimizer(
     rows = [json.loads(line) for line in (folders[1] / "result.json").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     # Its epochs are its own: nobody told it how many.
-    assert "5 trials of the script's own epochs, 2 at a time" in capsys.readouterr().err
+    assert "4 trials of the script's own epochs, 2 at a time" in capsys.readouterr().err
     for file in ("best.env", "report.md"):
         assert "4 epochs of the script, " in (study / file).read_text()
 
@@ -96,11 +96,22 @@ def test_a_script_with_our_optimizer(
             exact += 1
             assert one["compute_saved"] == pytest.approx(known["compute_saved"], abs=2e-3)
     assert exact > 0
-    shutil.rmtree(study / "tree")  # a search that has lost it goes on
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("one_ray")
+def test_a_search_that_has_lost_its_tree_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    given: dict[str, Any] = {"script": f"{sys.executable} train.py 0.1", "name": "s", "concurrency": 2}
+    tune_cac.search(**given, trials=2)
+    shutil.rmtree(tmp_path / "results" / "s" / "tree")
     with pytest.warns(UserWarning, match="nothing was learned from the baseline: root.json"):
         again = tune_cac.search(**given, trials=1)
-    assert len(again.trials) == 6
-    assert "6 trials of 4 epochs of the script, 2 at a time" in capsys.readouterr().err
+    assert len(again.trials) == 3
+    assert "3 trials of 4 epochs of the script, 2 at a time" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_ray")
@@ -290,6 +301,7 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     assert (again.trials["role"] == CUT).sum() == (trials["role"] == CUT).sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

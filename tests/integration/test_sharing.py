@@ -28,10 +28,10 @@ from trainables.stage_tree.store import StageStore, roots
 
 pytestmark = pytest.mark.slow
 
-EPOCHS = "12"
+EPOCHS = 6
 # By a sampler of Optuna, for what a training costs decides which outcome is trained next.
 SEARCH = (
-    "search", "--trials", "7", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls", "--sampler", "tpe",
+    "search", "--trials", "6", "--epochs", str(EPOCHS), "--concurrency", "1", "--no-controls", "--sampler", "tpe",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_the_search_costs_less_and_says_so(both: Path) -> None:
     assert (shared["search_flops"] <= shared["executed_flops"]).all()
     spent = shared["search_flops"].sum() / shared["dense_flops"].iloc[0]
     assert shared["search_flops"].sum() < 0.7 * alone["search_flops"].sum()
-    assert f"{spent:.1f} full trainings for 7 trials" in (both / "shared.txt").read_text()
+    assert f"{spent:.1f} full trainings for 6 trials" in (both / "shared.txt").read_text()
 
 
 def test_replay_predicts_what_was_trained(both: Path) -> None:
@@ -111,14 +111,14 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     (root,) = roots(tree)
     store = StageStore(tree, root)
     described = store.read("root.json")
-    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", 12, 120)
+    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", EPOCHS, 10 * EPOCHS)
     assert len(described["layer_names"]) == len(described["trains"]) == 20
     first = store.first()
     first.refresh()
-    assert first.known_until == 120
-    assert first.rows[120]["quality"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
-    assert set(ROW_KEYS) > set(first.rows[120])
-    assert {"search_flops", *field_names()} & set(first.rows[120]) == set()
+    assert first.known_until == 10 * EPOCHS
+    assert first.rows[10 * EPOCHS]["quality"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
+    assert set(ROW_KEYS) > set(first.rows[10 * EPOCHS])
+    assert {"search_flops", *field_names()} & set(first.rows[10 * EPOCHS]) == set()
 
 
 @pytest.mark.thorough

@@ -11,6 +11,7 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import rest_thorough
 
 import search_spaces
 from search_spaces.grid import grid_points
@@ -71,10 +72,10 @@ def test_points_with_equal_settings_count_once_and_a_start_off_the_grid_is_one_m
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [
+    rest_thorough([
         ("stop_rules", "a grid needs finite choices, but linear.CAC_RULE_DEPTH of space stop_rules is continuous"),
         ("manual_layers", "a grid must have at most 10000 points, space manual_layers has more: search it"),
-    ],
+    ], of_several=True),
 )  # fmt: skip
 def test_what_is_no_grid_says_so(name: str, said: str) -> None:
     with pytest.raises(UserError) as caught:

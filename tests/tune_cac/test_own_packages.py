@@ -120,6 +120,7 @@ def test_what_needs_our_package_under_a_name_that_is_taken_says_so(folder: Path)
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_training_that_imports_such_a_module_is_told_what_to_do(folder: Path) -> None:
     (folder / "train.py").write_text(f"import analysis\n{TRAIN}")

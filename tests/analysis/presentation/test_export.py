@@ -15,6 +15,7 @@ import torch
 import yaml
 from compressed import pruned, write_compressed
 from studies import result_row, write_study
+from thorough import rest_thorough
 
 import analysis
 from analysis.io.study_files import Layout
@@ -310,10 +311,19 @@ def test_many_names_have_a_line_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [
-        (TrialConfig(method="none"), "trial 0 must stop a layer, and trains all of them to its end: choose another"),
-        (TrialConfig(method="compression", agp_final_sparsity=0.5), "must be one of Gradient-Skip alone, got compress"),
-    ],
+    rest_thorough(
+        [
+            (
+                TrialConfig(method="none"),
+                "trial 0 must stop a layer, and trains all of them to its end: choose another",
+            ),
+            (
+                TrialConfig(method="compression", agp_final_sparsity=0.5),
+                "must be one of Gradient-Skip alone, got compress",
+            ),
+        ],
+        of_several=True,
+    ),
 )
 def test_what_freezes_nothing_has_no_lines_that_freeze(config: TrialConfig, said: str, tmp_path: Path) -> None:
     layout = write_study(tmp_path / "s", [{"row": result_row(), "config": config.to_dict()}])

@@ -238,6 +238,7 @@ def drawn(frame: pd.DataFrame) -> Counter[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
 @settings(max_examples=12)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from masked_lines import line, weights_of
+from thorough import rest_thorough
 from torch import Tensor, nn
 
 from trainables.compression.masks import Masks
@@ -132,9 +133,11 @@ class SlowLoop:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["level", "sensitivity"])
-@pytest.mark.parametrize(("forward_only", "gradients"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("rule", rest_thorough(["level", "sensitivity"]))
+@pytest.mark.parametrize(
+    ("forward_only", "gradients"), rest_thorough([(False, False), (True, False), (True, True)], of_several=True)
+)
+@pytest.mark.parametrize("double", rest_thorough([False, True]))
 def test_every_combination_of_pruning_arguments(rule: str, forward_only: bool, gradients: bool, double: bool) -> None:
     """Each frequency with one kind of copies, and both kinds without one."""
     outcomes = set()

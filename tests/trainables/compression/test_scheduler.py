@@ -13,6 +13,7 @@ import pytest
 import torch
 from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text
 from runs import finish
+from thorough import rest_thorough
 from tiny_workload import Tiny, TinyAdam, tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
@@ -152,13 +153,13 @@ def plain_loop(kind: type[Tiny], file: Path, *, in_three_lines: bool) -> dict[st
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.filterwarnings("ignore:thinning changed")
-@pytest.mark.parametrize("in_three_lines", [False, True])
+@pytest.mark.parametrize("in_three_lines", rest_thorough([False, True]))
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
+    rest_thorough([
         ("agp", Tiny), ("splicing", TinyAdam), ("gradients", Tiny), ("folded norms", Tiny), ("regularizers", TinyAdam),
         ("pact", Tiny), ("learning rates", Tiny), ("thinning", TinyAdam),
-    ],
+    ], of_several=True),
 )  # fmt: skip
 def test_a_plain_loop_from_a_file_is_our_run_bit_for_bit(
     name: str, kind: type[Tiny], in_three_lines: bool, tmp_path: Path

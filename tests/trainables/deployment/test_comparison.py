@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from quantized_nets import settings_of
-from thorough import rest_thorough
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
@@ -46,8 +45,9 @@ def test_the_difference_is_a_share_of_the_outputs_size() -> None:
     assert math.isclose(compare(model, Shifted(model), workload, metric).difference, 0.1, rel_tol=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", rest_thorough([4, 8]))
+@pytest.mark.parametrize("bits", [4, 8])
 def test_a_file_may_round_otherwise_but_not_be_of_another_model(bits: int, tmp_path: Path) -> None:
     with TrainingRun(TrialConfig(workload="digits", epochs=6, method="none")) as run:
         while not run.finished:

@@ -10,7 +10,6 @@ import onnxruntime
 import pytest
 import torch
 from quantized_nets import relative_difference, settings_of
-from thorough import rest_thorough
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -143,30 +142,28 @@ EIGHT = {"bits_weights": 8, "bits_bias": None, "bits_activations": 8}
 TRAINING = "QuantAwareTrainRangeLinearQuantizer"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "changes", "integers", "most"),
-    rest_thorough(
-        [
-            (TRAINING, {**EIGHT, "mode": "SYMMETRIC"}, 4, 0.01),
-            (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
-            (
-                TRAINING,
-                {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5},
-                4,
-                0.08,
-            ),
-            # Without its input quantized the first layer multiplies floats.
-            ("WRPNQuantizer", EIGHT, 3, 0.01),
-            # A bias in steps of coarse weights would move by whole steps of the result.
-            (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3}, 4, 0.02),
-            ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
-            ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
-            # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
-            (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
-            ("DorefaQuantizer", EIGHT, 0, 0.01),
-        ],
-        of_several=True,
-    ),
+    [
+        (TRAINING, {**EIGHT, "mode": "SYMMETRIC"}, 4, 0.01),
+        (TRAINING, {**EIGHT, "mode": "ASYMMETRIC_UNSIGNED"}, 4, 0.01),
+        (
+            TRAINING,
+            {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "per_channel_wts": False, "bits_activations": 5},
+            4,
+            0.08,
+        ),
+        # Without its input quantized the first layer multiplies floats.
+        ("WRPNQuantizer", EIGHT, 3, 0.01),
+        # A bias in steps of coarse weights would move by whole steps of the result.
+        (TRAINING, {**EIGHT, "mode": "SYMMETRIC_RESTRICTED", "bits_weights": 3, "bits_activations": 3}, 4, 0.02),
+        ("DorefaQuantizer", {**EIGHT, "bits_weights": 1, "bits_activations": 2}, 3, 0.01),
+        ("PACTQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": 6}, 3, 0.01),
+        # onnxruntime would round these weights on its own: floats, and those of more values than int8 has.
+        (TRAINING, {**EIGHT, "bits_weights": None}, 0, 0.01),
+        ("DorefaQuantizer", EIGHT, 0, 0.01),
+    ],
 )
 def test_integers_are_multiplied_and_results_stay(
     name: str, changes: dict[str, Any], integers: int, most: float, tmp_path: Path
@@ -187,15 +184,12 @@ def test_integers_are_multiplied_and_results_stay(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "name", "changes", "products"),
-    rest_thorough(
-        [
-            (Residual, TRAINING, EIGHT, (1, 4)),
-            (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
-            (Tokens, TRAINING, EIGHT, (1, 1)),
-            (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
-        ],
-        of_several=True,
-    ),
+    [
+        (Residual, TRAINING, EIGHT, (1, 4)),
+        (Residual, "DorefaQuantizer", {**EIGHT, "bits_weights": 4, "bits_activations": None}, (0, 5)),
+        (Tokens, TRAINING, EIGHT, (1, 1)),
+        (Tokens, "WRPNQuantizer", {**EIGHT, "bits_activations": None}, (0, 2)),
+    ],
 )
 def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
     kind: type[nn.Module], name: str, changes: dict[str, Any], products: tuple[int, int], tmp_path: Path
@@ -216,7 +210,7 @@ def test_layers_of_floats_are_as_fast_as_floats_and_stored_as_integers(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("mode", rest_thorough(["SYMMETRIC", "ASYMMETRIC_UNSIGNED"]))
+@pytest.mark.parametrize("mode", ["SYMMETRIC", "ASYMMETRIC_UNSIGNED"])
 def test_wide_layers_multiply_integers_also_where_results_are_added_before_rounding(mode: str, tmp_path: Path) -> None:
     """Their results are not rounded, so that nothing is lost; layers with groups, and narrow ones, multiply floats."""
     net = trained(TRAINING, Added, **EIGHT, mode=mode)

@@ -74,7 +74,8 @@ def test_agrees_with_autograd_in_float64(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the loss cannot be evaluated for many")
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.thorough] * (c in ("convolutions", "attention"))) for c in ALL]
+    "case",
+    [pytest.param(c, marks=[pytest.mark.thorough] * (c in ("one by one", "convolutions", "attention"))) for c in ALL],
 )
 def test_is_the_loop_over_single_weights(case: str) -> None:
     model, loss = ALL[case]

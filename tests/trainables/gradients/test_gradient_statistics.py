@@ -45,6 +45,8 @@ def test_moments_are_numpys_at_any_scale(scale: float) -> None:
         assert found[name].bias == 0
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_bias_is_relative_to_the_reference_and_its_noise_is_what_chance_gives() -> None:
     biases, noises = [], []
     for seed in range(300):

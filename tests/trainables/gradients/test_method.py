@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from runs import Row, facts, finish, rows_alone
-from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -114,17 +113,15 @@ def test_clusters_are_told_in_the_last_row_and_the_effective_size_in_each() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
-    rest_thorough(
-        [
-            {"method": "none"},
-            {"method": "svrg", "svrg_snapshot_every": 7},
-            {"method": "kfac"},
-            {"method": "gradient_clustering", "cluster_mode": "online", "cluster_every": 3, "cluster_count": 4},
-            {"method": "importance_sampling"},
-            {"method": "zero_gradients", "zero_threshold": 0.3, "zero_unbiased": True},
-            {"method": "gradskip", "CAC_STOP_LAYER_NUM": (9,), "CAC_STOP_LAYER_ITR": (15,)},
-        ]
-    ),
+    [
+        {"method": "none"},
+        {"method": "svrg", "svrg_snapshot_every": 7},
+        {"method": "kfac"},
+        {"method": "gradient_clustering", "cluster_mode": "online", "cluster_every": 3, "cluster_count": 4},
+        {"method": "importance_sampling"},
+        {"method": "zero_gradients", "zero_threshold": 0.3, "zero_unbiased": True},
+        {"method": "gradskip", "CAC_STOP_LAYER_NUM": (9,), "CAC_STOP_LAYER_ITR": (15,)},
+    ],
     ids=lambda fields: fields["method"],
 )
 def test_a_measured_trial_is_the_trial_bit_for_bit_and_its_cost_is_counted(

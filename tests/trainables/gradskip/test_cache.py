@@ -136,7 +136,9 @@ def test_models_that_do_not_take_any_batch_train_on(takes_equal_rows: bool) -> N
         assert cache.hits == (80 if takes_equal_rows else 64)  # a last batch that the copy does not take is not kept
 
 
-@pytest.mark.parametrize("how", rest_thorough(["bfloat16", "autocast"]))
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
 def test_rounding_of_half_precision_switches_nothing_off(how: str) -> None:
     blocks = [nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.GELU()) for _ in range(8)]
     model = nn.Sequential(*blocks, nn.Linear(768, 2))

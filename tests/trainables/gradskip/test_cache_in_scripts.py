@@ -268,6 +268,8 @@ def test_a_diverged_training_reads_on() -> None:
     assert optimizer.gradskip._cache.hits > 0
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_augmentation_switches_off_and_trains_as_without() -> None:
     with one_warning("forward cache off: inputs must repeat, but none of this epoch's were"):
         weights, losses, gradskip = train(Augmented(data()), cached=True)

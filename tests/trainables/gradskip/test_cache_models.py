@@ -12,7 +12,6 @@ import pytest
 import torch
 from conv_models import conv_model
 from prefix_caches import SAMPLES, batches, cache_of, stopped
-from thorough import rest_thorough
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -45,7 +44,9 @@ def test_the_model_copies_pickles_and_saves_as_ever(model: nn.Module, images: Te
     assert out.requires_grad
 
 
-@pytest.mark.parametrize("fullness", rest_thorough(["all", "part"]))
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("fullness", ["all", "part"])
 def test_compiled_models_are_seen_through(model: nn.Module, images: Tensor, fullness: str) -> None:
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, backend="eager")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from thorough import rest_thorough
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -179,7 +180,7 @@ def _zeroed(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("how", AWKWARD)
+@pytest.mark.parametrize("how", rest_thorough(AWKWARD))
 def test_awkward_models_have_the_cuts_that_are_right(how: str) -> None:
     run, expected = AWKWARD[how]
     torch.manual_seed(0)

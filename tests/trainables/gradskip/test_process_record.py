@@ -171,6 +171,7 @@ class Padded(nn.Module):
         return cast(torch.Tensor, self.head(hidden))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stops", "lengths", "accumulated"),
@@ -287,6 +288,8 @@ def flops_of(training: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_folds_are_summed_and_those_that_are_gone_stay_counted() -> None:
     net = model()
     dense = counted_step(net)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from counted_loops import batch, counted_step, end_counting, model, record_of, settings, summary_of, train
-from thorough import rest_thorough
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -154,7 +153,7 @@ def test_torch_goes_on_after_an_evaluation_in_inference_mode() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", rest_thorough(["aot_eager", "inductor"]))
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -239,9 +239,9 @@ def flops_of(loop: Callable[[Make], None], make: Make) -> int:
 #: Loops, with the relative tolerance of what is counted; the other ones are run by `make all-tests`.
 LOOPS: list[tuple[Callable[[Make], None], float]] = [
     (evaluation_with_gradients_behind_a_stop, 0.01),
-    (images_that_grow_behind_a_stop, 0),
 ]
 THOROUGH_LOOPS: list[tuple[Callable[[Make], None], float]] = [
+    (images_that_grow_behind_a_stop, 0),
     (another_head_in_every_second_phase, 0),
     (encoder_and_decoder, 0.001),
     (evaluation_with_gradients, 0),
@@ -286,7 +286,7 @@ def test_what_is_counted_is_what_torch_counts(loop: Callable[[Make], None], tole
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("until", rest_thorough([True, False]))
+@pytest.mark.parametrize("until", [True, False])
 def test_a_stop_behind_a_change_of_the_loop_is_beside_what_the_stop_before_saved(until: bool) -> None:
     """The other head trains until step 100, or from it on, so without stops one of both loops was never measured."""
     stops = {40: 1, 150: 3}
@@ -534,7 +534,7 @@ def learn_with_cached_gradients(net: nn.Module, optimizer: torch.optim.Optimizer
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.parametrize("at", rest_thorough([-1, 4]))
+@pytest.mark.parametrize("at", [-1, 4])
 def test_a_model_that_trains_within_a_backward_pass_is_counted(at: int) -> None:
     net, plain, record = Residual(), Residual(), record_of()
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, model=net, settings=settings((3, at)))

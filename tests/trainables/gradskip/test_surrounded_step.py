@@ -9,7 +9,6 @@ import pytest
 import torch
 from conv_models import conv_model
 from loops import DecayInside, equal, train, weights
-from thorough import rest_thorough
 
 from trainables.gradskip import SGD, AdamW, Settings, wrap
 
@@ -20,28 +19,21 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class TestCompiledStep:
+    @pytest.mark.thorough
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "settings",
-        rest_thorough(
-            [
-                BRAKING,
-                Settings(rule="freezeout", rule_end_itr=12),
-                Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0),
-                Settings(rule="gradient_norm", rule_interval=3, rule_percentile=80),
-            ]
-        ),
+        [
+            BRAKING,
+            Settings(rule="freezeout", rule_end_itr=12),
+            Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0),
+            Settings(rule="gradient_norm", rule_interval=3, rule_percentile=80),
+        ],
         ids=lambda settings: settings.mode,
     )
     @pytest.mark.parametrize(
         ("around", "cls"),
-        [
-            ("a function", AdamW),
-            *(
-                pytest.param(*c, marks=pytest.mark.thorough)
-                for c in (("step", SGD), ("step", AdamW), ("a function", SGD))
-            ),
-        ],
+        [("a function", AdamW), ("step", SGD), ("step", AdamW), ("a function", SGD)],
     )
     def test_every_rule_is_what_it_is_uncompiled(self, settings: Settings, around: str, cls: Any) -> None:
         torch._dynamo.reset()

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_batches, conv_model
-from functorch.compile import make_boxed_func
 from loops import equal, train, weights
-from thorough import rest_thorough
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.amp import GradScaler
 from torch.utils.checkpoint import checkpoint
 
@@ -121,15 +118,19 @@ class TestActivationCheckpointing:
 
 
 class TestCompile:
+    @pytest.mark.thorough
     @pytest.mark.slow
     @pytest.mark.parametrize("evaluate", [False, True])
     @pytest.mark.parametrize(
         "more",
-        rest_thorough([{}, {"whole_units": True}, {"norm_statistics": "hold"}, {"prefix_autograd": False}]),
+        [{}, {"whole_units": True}, {"norm_statistics": "hold"}, {"prefix_autograd": False}],
         ids=lambda more: next(iter(more), "default"),
     )
     def test_each_new_set_of_stopped_layers_costs_one_recompilation(self, more: dict[str, Any], evaluate: bool) -> None:
         """Compilations counted by the backend; evaluation between steps; the same weights as uncompiled."""
+        from functorch.compile import make_boxed_func  # seconds, and this test alone needs it
+        from torch._dynamo.backends.common import aot_autograd
+
         graphs: list[int] = []
         evaluations: list[int] = []
 
@@ -168,6 +169,7 @@ class TestCompile:
         for a, b in zip(weights(plain), weights(compiled_inner), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     @pytest.mark.parametrize("how", ["inner given", "compiled in place"])
     def test_a_model_whose_forward_is_hidden_is_named_at_the_first_stop(self, how: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 from runs import rows_to_the_end
-from thorough import rest_thorough
 
 from trainables.config import TrialConfig
 from trainables.script.run import ERRORS_FILE, ScriptFailed, ScriptRun
@@ -84,7 +83,7 @@ def begun(command: str, folder: Path) -> ScriptRun:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("launcher", rest_thorough(LAUNCHERS))
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_first_process_reports_the_flops_of_all(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +109,7 @@ def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("launcher", rest_thorough(LAUNCHERS))
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: Path) -> None:
     with pytest.raises(ScriptFailed, match=r"ValueError: the batch has no labels$") as failure:
         rows_of(LAUNCHERS[launcher], FAILING, tmp_path)
@@ -118,7 +117,7 @@ def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", rest_thorough(["the launcher is killed", "the trial is stopped"]))
+@pytest.mark.parametrize("how", ["the launcher is killed", "the trial is stopped"])
 def test_no_process_outlives_its_launcher(how: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
     run = begun(f"exec {sys.executable} {LAUNCHERS['torchrun']} train.py", tmp_path)

@@ -168,6 +168,7 @@ def test_an_evaluation_before_the_training_is_no_epoch(tmp_path: Path) -> None:
     assert [(row["epoch"], row["step"], row["quality"]) for row in rows] == [(1, 3, 0.2), (2, 6, 0.5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path) -> None:
     noise = "sys.stdout.write('evaluating ... '); sys.stdout.flush(); print({'accuracy': 0.3}, end='\\r50 %')"

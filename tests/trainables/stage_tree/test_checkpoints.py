@@ -100,6 +100,7 @@ def test_a_bad_content_is_never_served_and_can_be_put_again(tmp_path: Path, faul
     assert store.read("s", store.entries("s")[0]) == bad
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(
     budget=st.integers(0, 400),
@@ -353,6 +354,8 @@ def forests(draw: st.DrawFn) -> tuple[Stages, dict[str, StageWeight], int]:
     return stages, weights, draw(st.integers(-1, 40))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @given(forests())
 def test_the_choice_is_the_greedy_one(forest: tuple[Stages, dict[str, StageWeight], int]) -> None:
     stages, weights, bytes_to_free = forest

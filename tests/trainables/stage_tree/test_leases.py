@@ -106,7 +106,8 @@ TestManyHolders.settings = settings(max_examples=25, stateful_step_count=40, dea
 
 #: A test on a Ray that was started as a search starts it.
 def of_ray(test: Any) -> Any:
-    return pytest.mark.slow(pytest.mark.usefixtures("_ray", "_each_test_is_a_process_of_its_own")(test))
+    marked = pytest.mark.usefixtures("_ray", "_each_test_is_a_process_of_its_own")(test)
+    return pytest.mark.slow(pytest.mark.thorough(marked))
 
 
 #: Longer than any test takes: such a lease does not lapse in one.
@@ -185,8 +186,6 @@ def test_one_of_two_processes_gets_a_stage(name: str) -> None:
     assert all(ray.get(holders[1].call.remote("claim", f"s{stage}", "h1", LONG_S)) for stage in range(20))
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
 @of_ray
 def test_starting_it_twice_is_one_coordinator(name: str) -> None:
     RayLeases(name).claim("stage", "first", LONG_S)
@@ -212,8 +211,6 @@ def test_a_killed_holders_stage_is_free_after_its_lease(name: str) -> None:
     assert claims.claim("stage", "second", LONG_S)
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
 @of_ray
 def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
     claims = RayLeases(name, timeout_s=60)
@@ -227,8 +224,6 @@ def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
     assert pid_of(find_coordinator(name)) != pid
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
 @of_ray
 def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     name: str, recwarn: pytest.WarningsRecorder
@@ -249,8 +244,6 @@ def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     assert not claims.claim("stage", "second", LONG_S)
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
 @of_ray
 def test_a_coordinator_that_does_not_answer_grants_everything_and_is_left_alone(name: str) -> None:
     claims = RayLeases(name, timeout_s=0.5)

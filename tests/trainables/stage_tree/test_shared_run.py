@@ -183,9 +183,10 @@ def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(
     assert assert_equals_alone(manual, sharing).trained_steps == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("rule", rest_thorough(["gradient_norm", "grades", "plasticity"]))
+@pytest.mark.parametrize("rule", ["gradient_norm", "grades", "plasticity"])
 def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=100)
     shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
@@ -363,6 +364,7 @@ def test_random_trials_in_random_order_with_random_crashes(tmp_path: Path) -> No
     assert executed < full
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_where_training_does_not_repeat_a_fork_is_a_run_of_its_own(

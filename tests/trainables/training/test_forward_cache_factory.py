@@ -63,7 +63,7 @@ def test_it_trains_what_the_frozen_part_in_eval_mode_trains(how: str, capsys: py
     assert rows[-1]["compute_saved"] > plain_rows[-1]["compute_saved"] + 0.1
 
 
-@pytest.mark.parametrize("how", rest_thorough(["augmented by workers", "augmented"]))
+@pytest.mark.parametrize("how", rest_thorough(["augmented", "augmented by workers"]))
 def test_views_of_augmented_samples_repeat_and_are_read(how: str) -> None:
     """Two views: the third and fourth epoch read what the first two computed, and train as without a cache."""
     workload = load("residual_factory:make", (f"how={how}",))
@@ -94,6 +94,8 @@ def test_flops_are_those_that_torch_counts_over_all_steps() -> None:
     assert train("shuffled") == counted[-1] == counted[0]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_resumed_run_trains_the_same_weights(tmp_path: Path) -> None:
     with TrainingRun(config_of(**STOP)) as run:
         run.train_epoch()
@@ -119,6 +121,8 @@ def test_inputs_that_do_not_repeat_are_refused(how: str, message: str) -> None:
         TrainingRun(config_of(how))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_data_set_that_varies_only_later_is_found() -> None:
     with (
         TrainingRun(config_of("noisy later", **STOP)) as run,

@@ -75,7 +75,7 @@ def test_it_trains_what_a_prefix_in_eval_mode_trains() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("stops", rest_thorough([STOP, {"CAC_STOP_LAYER_NUM": (5, 11), "CAC_STOP_LAYER_ITR": (9, 23)}]))
+@pytest.mark.parametrize("stops", [STOP, {"CAC_STOP_LAYER_NUM": (5, 11), "CAC_STOP_LAYER_ITR": (9, 23)}])
 def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any], tmp_path: Path) -> None:
     """Its cache starts empty, so it computes more; everything else is equal."""
     config = config_of(**stops)
@@ -117,6 +117,7 @@ def test_flops_are_those_that_run() -> None:
         assert run.forward_cache.bytes == SAMPLES * 4096
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_savings_pass_two_thirds() -> None:
     """Everything but the classifier stopped: without a cache the forward pass remains, a third of the FLOPs."""
@@ -131,6 +132,8 @@ def test_savings_pass_two_thirds() -> None:
     assert cached[-1]["executed_flops"] - cached[-2]["executed_flops"] == SAMPLES * 2 * classifier
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_file_is_gone_after_the_run() -> None:
     with TrainingRun(config_of(**STOP)) as run:
         run.train_epoch()
@@ -150,6 +153,8 @@ class Shifted(Digits):
             yield images.roll(epoch % 3 - 1, dims=-1), labels
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_augmentation_makes_it_the_run_without_after_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "build_for", lambda *_: Shifted())
     with TrainingRun(config_of(**STOP)) as run:

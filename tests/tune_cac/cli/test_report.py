@@ -70,6 +70,8 @@ def test_a_terminal_gets_every_trial_in_lines_of_its_width(
     assert sorted(int(line.split()[0].rstrip("*")) for line in lines[1:21]) == list(range(20))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_running_study_has_a_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import optuna
     from optuna.storages.journal import JournalFileBackend

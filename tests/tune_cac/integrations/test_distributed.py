@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from thorough import rest_thorough
 
 from trainables.gradskip import Settings
 
@@ -71,7 +70,7 @@ os._exit(0)  # torch#179291: gloo's threads may abort an interpreter that ends
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", rest_thorough(["fsdp2", "ddp"]))
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
 def test_a_loaded_training_continues_bit_for_bit(kind: str, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     command = [

@@ -139,6 +139,8 @@ def test_a_checkpoint_that_was_trained_on_without_it_is_refused(tmp_path: Path) 
         fitted(tmp_path, GradientSkipCallback(STOP), checkpoint=f"{tmp_path}/without/step=8.ckpt")
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_next_training_of_a_module_trains_what_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where this one was interrupted; a checkpoint that is written behind it tells what has stopped."""
 

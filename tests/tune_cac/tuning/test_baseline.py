@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import invented_blueprint, invented_trace
+from thorough import rest_thorough
 
 import search_spaces
 from analysis.trace_replay.traces import RunTrace
@@ -85,7 +86,7 @@ def test_what_is_not_known_changes_nothing() -> None:
     assert not never_acts(TrialConfig(CAC_RULE="freezeout", CAC_RULE_END_ITR=90, CAC_RULE_START_ITR=80), trace)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", rest_thorough(range(5)))
 def test_never_acts_is_what_the_machine_says(seed: int) -> None:
     trace = a_trace(seed)
     rng = random.Random(seed)
@@ -172,7 +173,7 @@ def test_draws_cover_their_ranges() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "acts"), [(STEPS, False), (0, True)])
+@pytest.mark.parametrize(("first", "acts"), rest_thorough([(STEPS, False), (0, True)], of_several=True))
 def test_held_values_count(first: int, acts: bool) -> None:
     trace = a_trace(11)
     hold = {"CAC_VAR_START_THR": 1.0, "CAC_VAR_START_ITR": first, "CAC_VAR_SAMPLES": 1}

@@ -230,6 +230,7 @@ def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tm
     assert set(analysis.load(tmp_path / "optuna.journal")["status"]) == {"completed", "pruned"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_marks_of_which_no_combination_can_be_end_the_search(tmp_path: Path) -> None:
     search = compressing(tmp_path, MARKED.replace("high: 8", "high: 9").replace("low: 0", "low: 8") % 2)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from runs import facts, finish, rows_alone
 from searchers import learning, row, searcher, told
-from thorough import rest_thorough
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
@@ -190,7 +189,9 @@ def test_no_run_is_tried_that_is_shorter_than_one_that_loses_too_much(
     assert (None if follows is None else follows.values["epochs"]) == wanted
 
 
-@pytest.mark.parametrize(("most", "follows"), rest_thorough([(15.0, True), (1.0, False)], of_several=True))
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize(("most", "follows"), [(15.0, True), (1.0, False)])
 def test_a_longer_one_follows_where_half_a_run_is_refused_over_seeds(
     tmp_path: Path, most: float, follows: bool
 ) -> None:

@@ -232,6 +232,7 @@ def test_the_answer_is_expected_to_lose_no_more_than_allowed_over_seeds_in_a_res
     assert again.best().saved == max(saved[number] for number in saved.keys() - set(beyond))
 
 
+@pytest.mark.thorough
 def test_what_saves_hardly_less_than_a_refused_setting_is_no_answer_to_beat(tmp_path: Path) -> None:
     """Else nothing that saves less were worth its training once all that save so much are refused."""
     made = learning(tmp_path, seeds=4)
@@ -274,6 +275,7 @@ def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
     assert isinstance(again.suggest("after"), dict)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_outcome_is_begun_again_as_the_same_one(tmp_path: Path) -> None:
     made = learning(tmp_path)
     made.suggest("published")

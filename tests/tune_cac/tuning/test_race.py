@@ -142,6 +142,7 @@ def test_where_time_is_up_after_a_refusal_the_answer_is_of_one_seed(tmp_path: Pa
     assert (search.best().trial, written["trial"], pd.isna(written["seeds"])) == (2, 2, True)
 
 
+@pytest.mark.thorough
 def test_a_search_whose_time_is_up_in_between_has_an_answer_and_goes_on(tmp_path: Path) -> None:
     search = a_search(tmp_path)
     assert on_seeds(play(search, lambda number, seed: 0.0, settings=4, most=6)) == [(0, 1001), (1, 1001)]
@@ -169,6 +170,7 @@ def test_the_dense_run_cut_to_the_same_compute_is_trained_on_the_same_seeds(
     assert search.race.beyond() == []  # what a control loses refuses no setting
 
 
+@pytest.mark.thorough
 def test_a_rule_that_stops_on_the_own_seed_alone_is_refused(tmp_path: Path) -> None:
     search = a_search(tmp_path)
     sent = play(search, lambda number, seed: 0.0, settings=3, controls=True, less={1: 0.7})

@@ -240,6 +240,7 @@ def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Pat
 # --- what a search learns from its baseline ---------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
@@ -286,11 +287,10 @@ def test_a_space_that_does_nothing_is_said_to(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    ("space", "there"), rest_thorough([("auto_thresholds", True), ("stop_rules", False)], of_several=True)
-)
+@pytest.mark.parametrize(("space", "there"), [("auto_thresholds", True), ("stop_rules", False)])
 def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
     space: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +319,8 @@ def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -
     assert search.learn().trace is None
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_walk_takes_what_loses_too_much_over_further_seeds_as_too_deep_and_goes_on(tmp_path: Path) -> None:
     """Every depth loses nothing on the study's seed; on others the deepest loses 4 points, 1 being allowed."""
     context = replace(CONTEXT, layer_names=("a", "b", "c", "d", "e"), unit_ends=(0, 1, 2, 3))

@@ -151,6 +151,8 @@ class TestTimeline:
         assert timeline(replace(data, ranking=data.ranking.assign(stop_events=text))) is None
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
     """The axis ends at three times the median of what costs more; the note counts what lies left of it."""
     figure = pareto(study((0.89, 0.3), (0.91, -0.5), (0.92, -1.2), (0.93, -250.0), (0.92, -30.0)))

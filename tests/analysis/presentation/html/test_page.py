@@ -130,6 +130,8 @@ def test_the_page_is_small_and_its_plots_are_in_the_colours_of_the_page() -> Non
     assert "color-mix(in srgb,var(--depth4) 100%,var(--depth3))" in tree
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_not_known_has_no_section_or_one_line() -> None:
     bare = replace(
         report_data(12), controls=None, confirmation=None, stages=None, environment={},
@@ -219,6 +221,8 @@ def test_sums_and_layers_of_the_best(data: ReportData) -> None:
     assert "Sparsity by layer" not in report_html(replace(data, best=unmeasured))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> None:
     found = pareto(data)
     assert found is not None
@@ -256,6 +260,8 @@ def test_the_ranking_has_what_its_saving_consists_of(data: ReportData) -> None:
     assert saved == expected | {"0 (baseline)": "0.0 %"}
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_schedule_that_prunes_nothing_is_not_said_to_compress(tmp_path: Path) -> None:
     assert "compresses:" not in report_html(page_data(tmp_path / "s", pruning_sensitivities=("a.weight=0",)))
 
@@ -263,6 +269,8 @@ def test_a_schedule_that_prunes_nothing_is_not_said_to_compress(tmp_path: Path) 
 # --- statistics and clusters of gradients -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_page_explains_and_shows_statistics_and_clusters() -> None:
     page = report_html(with_gradients())
     for name in ("gradient_noise", "gradient_variance", "layer_noise"):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text
 from runs import NOT_THE_RUNS, finish, without
-from thorough import rest_thorough
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
 from trainables.compression.pruners import CLASSES
@@ -113,9 +112,10 @@ def test_an_action_is_all_that_the_training_after_it_depends_on() -> None:
 # --- what is shared -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("epoch", rest_thorough([2, 1, 3]))
+@pytest.mark.parametrize("epoch", [2, 1, 3])
 def test_trials_that_prune_from_an_epoch_on_share_the_epochs_before(epoch: int, tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
     plain = TrialConfig(workload="tiny", epochs=EPOCHS, method="none")

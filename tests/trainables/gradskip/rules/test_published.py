@@ -103,7 +103,7 @@ SEEDS = (*range(16), 23, 24, 27, 31, 38)
 @pytest.mark.parametrize(
     ("seed", "dtype"),
     [
-        pytest.param(seed, dtype, marks=[pytest.mark.slow] if seed >= 8 else [])
+        pytest.param(seed, dtype, marks=[pytest.mark.slow, pytest.mark.thorough] * (seed >= 8))
         for dtype, seeds in ((torch.float32, SEEDS), (torch.float64, SEEDS[:8]))
         for seed in seeds
     ],
@@ -118,6 +118,7 @@ def test_reference_takes_the_published_steps(
     take_the_published_steps(published, settings, options, dtype=dtype, decay=0.97, set_to_none=set_to_none)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_random_cases_cover_stops_of_every_kind() -> None:
     wanted = {(rule, braked) for rule in ("manual", "start", "slope", "mountain") for braked in (True, False)}
@@ -135,7 +136,9 @@ def test_the_random_cases_cover_stops_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 10))]
+)
 @pytest.mark.parametrize("reference", [True, False])
 def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, reference: bool
@@ -155,7 +158,9 @@ def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(4, 16))]
+)
 def test_the_default_takes_the_same_steps_where_no_fault_is_met(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_model_without_blocks_is_refused() -> None:
         apply_checkpointing(nn.Linear(2, 2), "cheap")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_is_computed_again_is_counted() -> None:
     rows = {}
