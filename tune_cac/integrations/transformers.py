@@ -10,6 +10,7 @@ import functools
 import inspect
 from typing import Any
 
+from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
@@ -65,16 +66,18 @@ class GradientSkipCallback(TrainerCallback):
             raise UserError(
                 f"ddp_find_unused_parameters must be True, got {looks}: DDP waits for gradients of stopped layers"
             )
-        self._skip.begin(
-            optimizer, model, steps=lambda: state.global_step, total_steps=state.max_steps,
-            schedulers=[getattr(lr_scheduler, "scheduler", lr_scheduler)],  # that within accelerate's
-        )  # fmt: skip
         # Loggers are called in order, and those of the trainer come before the user's callbacks; they are to see what
         # we add. No argument leads to the list of callbacks, but the caller has it.
         frame = inspect.currentframe()
         handler = None if frame is None or frame.f_back is None else frame.f_back.f_locals.get("self")
         if isinstance(handler, CallbackHandler):
             handler.callbacks = [self, *(one for one in handler.callbacks if one is not self)]
+            if not isinstance(model, nn.Module):  # SetFit gives what is around it
+                model = handler.model
+        self._skip.begin(
+            optimizer, model, steps=lambda: state.global_step, total_steps=state.max_steps,
+            schedulers=[getattr(lr_scheduler, "scheduler", lr_scheduler)],  # that within accelerate's
+        )  # fmt: skip
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
