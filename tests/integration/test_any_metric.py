@@ -13,7 +13,6 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from thorough import rest_thorough
 from user_factories import HEAD
 
 import analysis
@@ -173,7 +172,8 @@ def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
             run.train_epoch()
 
 
-@pytest.mark.parametrize("space", rest_thorough(["frozen_prefix", "auto_thresholds"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("space", ["frozen_prefix", "auto_thresholds"])
 def test_a_regression_is_searched_by_its_loss(
     space: str, folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

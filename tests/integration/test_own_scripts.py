@@ -469,6 +469,7 @@ def test_a_script_that_crashes_at_each_stop_is_not_tried_on_and_on(
     assert "3 of 4 trials failed" in err
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_script_that_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -133,19 +133,22 @@ def test_two_workers_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert trials.loc[1, "compute_saved"] > 0
 
 
-def test_a_factory_in_the_working_directory(tune_cac_command: Run, tmp_path: Path) -> None:
+def test_a_factory_in_the_working_directory_is_searched_by_its_loss(tune_cac_command: Run, tmp_path: Path) -> None:
     write_factory(tmp_path)
     done = tune_cac_command(
         "search", "--workload", "own_project.training:make_workload", "--option", "batch=20", "--trials", "2", "--name",
-        "s", "--no-controls", "--concurrency", "1",
+        "s", "--no-controls", "--concurrency", "1", "--metric", "val_loss", "--allowed-drop", "2%",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
     assert trials["status"].tolist() == ["completed"] * 2
+    assert (trials["val_loss_drop"] == trials["val_loss"] - trials["val_loss"].iloc[0]).all()
     assert trials["step"].tolist() == [9] * 2
     assert (tmp_path / "results" / "s" / "tree").is_dir()
     report = (tmp_path / "results" / "s" / "report.md").read_text()
     assert "own_project.training:make_workload" in report
+    settings = (tmp_path / "results" / "s" / "best.env").read_text()
+    assert not re.search("accurac|points", done.stdout + done.stderr + report + settings)
 
 
 @pytest.mark.usefixtures("one_ray")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from commands_run import wait_for_trials
+from commands_run import run_here, wait_for_trials
 from one_seed import one_seed
-from runs import assert_equals_alone
+from runs import assert_equals_alone, comparable
 from studies import study_of
 
 import analysis
@@ -25,8 +25,10 @@ import tune_cac
 from analysis.io.study_files import Layout
 from analysis.presentation.summary_text import config_of
 from search_spaces import Space, SpaceContext
+from trainables.config import field_names
 from trainables.gradskip import Settings
-from trainables.metrics import METRICS, ROW
+from trainables.metrics import METRICS, ROW, ROW_KEYS
+from trainables.stage_tree.store import StageStore, roots
 from tune_cac.cli.main import main
 from tune_cac.study.folder import locked
 from tune_cac.study.study_result import answer
@@ -41,17 +43,21 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+#: So short that few settings differ in what they stop: by a sampler of Optuna, which trains all that it is asked for.
+EPOCHS = 6
+SEARCH = (
+    "search", "--trials", "6", "--epochs", str(EPOCHS), "--concurrency", "1", "--no-controls", "--sampler", "tpe",
+    "--allowed-drop", "0.01",
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A finished search of six trials in one process that is reused for all of them."""
+def finished(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished search of six trials, all in one process of Ray's."""
     folder = tmp_path_factory.mktemp("search")
-    process = start(
-        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "12", "--name", "study",
-        "--no-controls", "--concurrency", "1", "--allowed-drop", "0.01",
-    )  # fmt: skip
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return folder / "results" / "study", subprocess.CompletedProcess([], 0, out, err)
+    done = run_here(folder, *SEARCH, "--name", "study", "--checkpoint-budget", "60MB")
+    assert done.returncode == 0, done.stderr
+    return folder / "results" / "study", done
 
 
 def test_writes_the_answer(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -94,7 +100,9 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     # Beside other tests, a cluster of theirs may be named.
     said = [line for line in process.stderr.splitlines() if not line.startswith("a Ray cluster runs on this machine")]
     first, *lines = said
-    assert first.startswith("results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time, on the CPU")
+    assert first.startswith(
+        f"results/study: auto_thresholds on digits, 6 trials of {EPOCHS} epochs, 1 at a time, on the CPU"
+    )
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
     assert re.search(r"compute so far: \d+\.\d full trainings?", lines[2])
@@ -127,7 +135,7 @@ def test_it_is_an_ordinary_ray_experiment(finished: tuple[Path, subprocess.Compl
     assert [folder.name for folder in folders] == [f"trial-{n:05d}" for n in range(6)]
     for folder in folders:
         rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
-        assert [row["epoch"] for row in rows] == list(range(1, 13))
+        assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
         assert {metric.name for metric in ROW} <= {*rows[-1], "further_metrics"}
         assert list(folder.glob("events.out.tfevents.*"))
 
@@ -143,6 +151,73 @@ def test_report_reads_it(
     assert f"{100 * most:.1f} %" in capsys.readouterr().out.splitlines()[1]
 
 
+# --- sharing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> tuple[Path, Path]:
+    """The same search with and without sharing."""
+    study, _ = finished
+    done = run_here(study.parents[1], *SEARCH, "--name", "alone", "--no-sharing")
+    assert done.returncode == 0, done.stderr
+    return study, study.with_name("alone")
+
+
+def test_both_modes_are_equal_row_by_row(both: tuple[Path, Path]) -> None:
+    shared, alone = map(analysis.load, both)
+    pd.testing.assert_frame_equal(comparable(shared), comparable(alone))
+    assert (shared["CAC_VAR_START_THR"].nunique()) > 3  # not one and the same trial
+
+
+def test_the_search_costs_less_and_says_so(
+    both: tuple[Path, Path], finished: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    shared, alone = map(analysis.load, both)
+    assert (alone["search_flops"] == alone["executed_flops"]).all()
+    assert (shared["search_flops"] <= shared["executed_flops"]).all()
+    spent = shared["search_flops"].sum() / shared["dense_flops"].iloc[0]
+    assert shared["search_flops"].sum() < 0.7 * alone["search_flops"].sum()
+    assert f"{spent:.1f} full trainings for 6 trials" in finished[1].stdout + finished[1].stderr
+
+
+def test_replay_predicts_what_was_trained(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """Of trials in the tree replay knows everything, to the bit."""
+    study = finished[0]
+    trials = analysis.load(study)
+    acting = trials[trials["method"] == "gradskip"]
+    found = analysis.replay(analysis.load_trace(study), [config_of(row) for _, row in acting.iterrows()])
+    assert found["exact"].all()
+    assert found["compute_saved"].tolist() == acting["compute_saved"].tolist()
+    assert found["accuracy"].tolist() == acting["accuracy"].tolist()
+    assert found["stop_events"].tolist() == acting["stop_events"].tolist()
+
+
+def test_an_ended_study_keeps_a_hundredth_of_its_checkpoints(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    kept = [file for file in (finished[0] / "tree" / "checkpoints").rglob("*") if file.is_file()]
+    assert kept
+    assert sum(file.stat().st_size for file in kept) <= 600_000
+
+
+def test_the_tree_of_a_study_describes_its_run(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    tree = Layout(finished[0]).tree
+    (root,) = roots(tree)
+    store = StageStore(tree, root)
+    described = store.read("root.json")
+    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", EPOCHS, 10 * EPOCHS)
+    assert len(described["layer_names"]) == len(described["trains"]) == 20
+    first = store.first()
+    first.refresh()
+    assert first.known_until == 10 * EPOCHS
+    assert first.rows[10 * EPOCHS]["quality"] == analysis.load(finished[0]).loc[0, "accuracy"]
+    assert set(ROW_KEYS) > set(first.rows[10 * EPOCHS])
+    assert {"search_flops", *field_names()} & set(first.rows[10 * EPOCHS]) == set()
+
+
+# --- more trials, failures, interruptions -----------------------------------------------------------------------------
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_the_same_name_adds_trials(
@@ -151,8 +226,8 @@ def test_the_same_name_adds_trials(
     study, _ = finished
     before = analysis.load(study)
     found = tune_cac.search(
-        trials=2, epochs=12, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
-        controls=False,
+        trials=2, epochs=EPOCHS, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
+        controls=False, sampler="tpe",
     )  # fmt: skip
     assert len(before) < len(found.trials) <= 8  # it may find that a second one is not worth its training
     assert (found.trials["role"] == "baseline").sum() == 1
@@ -173,6 +248,7 @@ def no_start(context: SpaceContext) -> dict[str, Any]:
     return {"CAC_VAR_START_ITR": 0}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -201,6 +277,7 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     assert states.count("RUNNING") == 0
 
 
+@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize(
     ("ending", "flags"),
     [
@@ -210,8 +287,8 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     ],
 )
 def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, flags: tuple[str, ...]) -> None:
-    arguments = ["search", "--trials", "4", "--epochs", "10", "--name", "s", "--checkpoint-every", "0"]
-    arguments += ["--no-controls", *flags]
+    arguments = ["search", "--trials", "4", "--epochs", str(EPOCHS), "--name", "s", "--checkpoint-every", "0"]
+    arguments += ["--no-controls", "--sampler", "tpe", *flags]
     process = start(tmp_path, *arguments, "--concurrency", "2")
     study = tmp_path / "results" / "s"
     before = wait_for_trials(study, 2, process)
@@ -227,9 +304,8 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, f
     done = set(before.loc[before["status"] == "completed", "trial"])
     assert done <= set(analysis.load(study).query("status == 'completed'")["trial"])
 
-    again = start(tmp_path, "search", "--resume", "s", "--concurrency", "2")
-    _, err = again.communicate(timeout=300)
-    assert again.returncode == 0, err
+    again = run_here(tmp_path, "search", "--resume", "s", "--concurrency", "2")
+    assert again.returncode == 0, again.stderr
     after = analysis.load(study)
     assert (after["status"] == "completed").sum() == 4
     assert set(after["status"]) <= {"completed", "interrupted"}
@@ -247,9 +323,8 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, f
         assert acting["search_flops"].sum() < acting["executed_flops"].sum()
     for _, row in after[(after["status"] == "completed") & ~after["trial"].isin(done)].iterrows():
         assert_equals_alone(row)
-    nothing_left = start(tmp_path, "search", "--resume", "s")
-    _, err = nothing_left.communicate(timeout=120)
-    assert nothing_left.returncode == 0, err
+    nothing_left = run_here(tmp_path, "search", "--resume", "s")
+    assert nothing_left.returncode == 0, nothing_left.stderr
     assert len(analysis.load(study)) == len(after)
 
 
@@ -271,7 +346,7 @@ def test_a_study_that_is_being_searched_is_refused(
     study, _ = finished
     before = len(analysis.load(study))
     with locked(Layout(study)):
-        second = start(study.parents[1], "search", "--trials", "2", "--epochs", "12", "--name", "study")
+        second = start(study.parents[1], *SEARCH, "--name", "study")
         _, err = second.communicate(timeout=60)
     assert second.returncode == 2
     assert err == (

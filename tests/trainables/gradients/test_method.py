@@ -50,6 +50,7 @@ def test_svrg_of_coefficient_0_is_plain_training_and_costs_nothing() -> None:
     assert rows[-1]["executed_flops"] == plain[-1]["executed_flops"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_zero_gradients_save_what_the_kept_samples_do_not_need() -> None:
     rows, _ = trained(method="zero_gradients", zero_threshold=10.0)  # above every gradient of a cross entropy

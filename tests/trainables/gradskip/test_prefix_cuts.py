@@ -92,7 +92,7 @@ def transformer(name: str) -> tuple[nn.Module, Inputs]:
     [
         ("bert", ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler"]),
         pytest.param("gpt2", ["transformer.h.0", "transformer.h.2", "transformer.ln_f"], marks=pytest.mark.thorough),
-        ("vit", ["vit.embeddings", "vit.layers.0", "vit.layers.2"]),
+        pytest.param("vit", ["vit.embeddings", "vit.layers.0", "vit.layers.2"], marks=pytest.mark.thorough),
         pytest.param("swin", ["swin.encoder.layers.0.downsample", "swin.layernorm"], marks=pytest.mark.thorough),
         pytest.param(
             "convnext",

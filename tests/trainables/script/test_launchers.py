@@ -98,6 +98,7 @@ def test_the_first_process_reports_the_flops_of_all(
     assert row["compute_saved"] == row["backward_saved"] == 0
 
 
+@pytest.mark.thorough
 def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
     rows = rows_of(LAUNCHERS["torchrun"], LINES, tmp_path)
     assert [(row["epoch"], row["quality"]) for row in rows] == [(1, 0.1), (2, 0.2)]

@@ -99,6 +99,7 @@ def test_variables_and_placeholders_reach_the_command(tmp_path: Path, monkeypatc
     assert environment["CAC_VAR_START_THR"] == arguments[0] == "-1"  # the baseline is switched off
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
@@ -178,12 +179,11 @@ def test_a_report_is_read_whatever_stands_on_its_line(tmp_path: Path) -> None:
     assert 'tune_cac.report: {"accuracy": 0.2, ' in (tmp_path / LOG_FILE).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "within", "fails"),
-    rest_thorough(
-        [(7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)], of_several=True
-    ),
+    [(7, REPORT, True), (7, "cac.report(accuracy=step / 10, early_stopped=step == 5)", False)],
 )
 def test_a_trial_takes_the_steps_of_its_length_or_says_that_it_stopped_early(
     tmp_path: Path, steps: int, within: str, fails: bool

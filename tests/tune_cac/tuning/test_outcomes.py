@@ -61,6 +61,7 @@ def trained_by(made: StudySearch, folder: Path, *, most: int = 40) -> list[dict[
     raise AssertionError(f"not ended after {most} trials")
 
 
+@pytest.mark.thorough
 def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Path) -> None:
     made = learning(tmp_path)
     rows = trained_by(made, tmp_path)
