@@ -108,6 +108,7 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     assert re.search(r"compute so far: \d+\.\d full trainings?", lines[2])
 
 
+@pytest.mark.thorough
 def test_every_trial_equals_the_same_configuration_alone(
     finished: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

@@ -124,6 +124,8 @@ def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: P
     assert abs(late[True] - late[False]) < 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_controls_are_trained_once_a_study(tmp_path: Path) -> None:
     first = searcher(tmp_path, baseline=False)
     first.ask_for(1, controls=True)

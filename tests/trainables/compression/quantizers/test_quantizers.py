@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from quantized_nets import LOW_BITS, NAMES, Net, batches, make_model, prepared, settings_of, step
+from thorough import rest_thorough
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -196,7 +197,7 @@ def test_inputs_that_are_no_real_numbers_stay() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("finished", rest_thorough([True, False]))
 def test_copies_compute_alike_and_on_the_meta_device_without_waiting_for_numbers(name: str, finished: bool) -> None:
     model, optimizer, _ = (quantizing if finished else prepared)(name)
     twin, twin_optimizer = copy.deepcopy((model, optimizer))
