@@ -57,6 +57,8 @@ class StudyInfo(StudyOptions):
     """Reason why settings of the space have little or no effect on its run; empty where not known."""
     answer: Mapping[str, Any] | None = None
     """Numbers of its answer (`summary_text.Answer`); None where there is none."""
+    interrupted: bool = False
+    """True if its search was interrupted before it ended."""
     storage: str = ""
     """URI of the study in object storage, where its trials share training; empty: all of it is in its folder."""
     script_epochs: int | None = None

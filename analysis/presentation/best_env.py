@@ -105,13 +105,13 @@ def _recipe_comments(config: TrialConfig) -> list[str]:
 
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None, nearest: str = "",
+    line: pd.DataFrame | None = None, beside: str = "",
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation.
 
-    Arguments are those of `summary_text.headline`, and its `nearest_sentence`, said if there is no answer.
+    Arguments are those of `summary_text.headline`, and what is said beside the settings (`SearchResult.beside`).
     """
-    lines = _about_answer(info, best, allowed_drop, confirmation, line) + comment_lines(nearest)
+    lines = _about_answer(info, best, allowed_drop, confirmation, line) + comment_lines(beside)
     config, is_cut = TrialConfig(method="none"), False
     if best is not None and is_answer(best):
         config, is_cut = config_of(best), bool(cut_words(best))

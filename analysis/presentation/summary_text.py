@@ -217,7 +217,7 @@ def headline(
         if not answer_of(best, confirmation).seeds
         else "",
         _refused(ranking, best),
-        _recipe_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
+        recipe_alone(ranking, best, words) or _baseline_warning(ranking, best, allowed_drop),
         _not_retrained(ranking, best, confirmation),
         against_shorter(best, line, allowed_drop, confirmation),
     )
@@ -368,14 +368,29 @@ def _refused(ranking: pd.DataFrame, best: pd.Series) -> str:
     )
 
 
-def _recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
-    """Return what the best's norms and learning rates do without a stop; empty where they are the baseline's."""
+def recipe_alone(ranking: pd.DataFrame, best: pd.Series, words: DropWords) -> str:
+    """Return what the best's norms and learning rates do without a stop; empty where they are the baseline's.
+
+    Where the best loses more than is allowed against that, it is followed by what saves most within the allowed loss of
+    it: whoever holds the norms anyway asks for this.
+    """
     known = ranking.loc[dense_alike(ranking, pd.Series({**best, "CAC_VAR_START_THR": -1.0})) or []]
     known = known[numbers_of(known, "epochs") == number_of(baseline_of(ranking, best), "epochs")]
     if known.empty or not (parts := _recipe_of(best, held="Holding all norms")):
         return ""
-    row, what = known.iloc[0], " with ".join(parts)
-    return f"{what} alone (trial {row['trial']}) ends {words.at(row[words.quality.drop])} and skips nothing."
+    row, what, drop = known.iloc[0], " with ".join(parts), words.quality.drop
+    said = f"{what} alone (trial {row['trial']}) ends {words.at(row[drop])} and skips nothing"
+    most = row[drop] + words.limit + ROUNDING
+    if best[drop] <= most:
+        return f"{said}."
+    near = ranking[(numbers_of(ranking, drop) <= most) & (ranking[SAVED] > 0)]
+    if near.empty:
+        return f"{said}; nothing that saves compute is within the allowed {drop_words(words.quality)} of that."
+    first = near.loc[near[SAVED].idxmax()]
+    return (
+        f"{said}; within the allowed {drop_words(words.quality)} of that, trial {first['trial']} saves most, "
+        f"{percent(first[SAVED])} (its settings: export --trial {first['trial']})."
+    )
 
 
 def _recipe_of(row: pd.Series, *, held: str = "all norms held") -> list[str]:

@@ -35,6 +35,8 @@ def setting_words(row: pd.Series, most: int = MOST, others: Collection[str] = ()
     '24 ep, ….0…ense by 144'
     >>> setting_words(pd.Series({**one, "stop_events": event.replace("144", "0"), "CAC_LR_FACTOR": 2.0}))
     '24 ep, ….0…dense frozen, lr x2'
+    >>> setting_words(pd.Series({**one, "stop_events": '[{"iteration": 0, "name": "4.bias"}]'}))
+    '24 ep, 4.bias frozen'
     >>> setting_words(pd.Series({**one, "CAC_NORM_STATISTICS": "hold_all"}))
     '24 ep, dense, held'
     """
@@ -61,9 +63,14 @@ def setting_words(row: pd.Series, most: int = MOST, others: Collection[str] = ()
 
 
 def _layer_of(row: pd.Series) -> str:
-    """Return the name of the last layer that a trial stops; empty if it is not known."""
+    """Return the name of the last layer that a trial stops; empty if it is not known.
+
+    A number alone, as of a part of an `nn.Sequential`, would read as how many layers it stops.
+    """
     events = stop_events(row.get("stop_events"))
-    return str(events[-1].get("name") or "").removesuffix(".weight").removesuffix(".bias") if events else ""
+    whole = str(events[-1].get("name") or "") if events else ""
+    name = whole.removesuffix(".weight").removesuffix(".bias")
+    return whole if name.isdigit() else name
 
 
 def _shortened(name: str, room: int, others: Collection[str]) -> str:

@@ -214,3 +214,4 @@ def test_how_much_of_a_network_to_freeze(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"validation accuracy {best['accuracy']:.4f}" in again.stdout
     assert re.search(rf"^ +{best['epochs']} ", again.stdout, re.MULTILINE)
     assert ("Holding all norms alone" in done.stdout) == (best["CAC_NORM_STATISTICS"] == "hold_all")
+    assert ("Holding all norms alone" in sourced) == ("Holding all norms alone" in done.stdout)

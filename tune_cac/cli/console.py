@@ -27,9 +27,13 @@ def check_asked(path: Path, what: str, instead: str) -> None:
 
 
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
-    """Write an output file of a command atomically; UserError names it and the way out where it cannot be written."""
+    """Write an output file of a command atomically, in a folder that is made if it is not there.
+
+    UserError names it and the way out where it cannot be written.
+    """
     check_asked(path, what, instead)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:

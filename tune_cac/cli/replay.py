@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.formatting import plural
 from trainables.config import method_of
 from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import Settings
@@ -53,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     of = trace.run
     searched = [text for text in of.get("workload_options", ()) if text not in info.workload_options]
     what = " ".join([of["workload"], *searched])
-    print(f"{what}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
+    length = "" if of.get(OF_SCRIPT) else f"{plural(of['epochs'], 'epoch')}, "
+    print(f"{what}, {length}{plural(trace.total_steps, 'step')}, seed {of['seed']}")
     given = {**{name: value for name, value in info.hold.items() if not os.environ.get(name, "").strip()}, **values}
     if of.get(OF_SCRIPT) and not os.environ.get("CAC_WATCH"):
         given.setdefault("CAC_WATCH", trace.recorded_watch)

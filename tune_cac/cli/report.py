@@ -43,12 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     found = answer(layout, allowed_drop=drop)
     page = Path(arguments.output) if arguments.output else layout.page
     data = gather(layout, found)
-    write_asked(page, report_html(data), "the page to", "choose another --output")
-    if arguments.picture:
-        file = Path(arguments.picture)
-        if (figure := pareto(data)) is None:
-            raise UserError("--picture shows completed trials, and there are none yet")
-        write_asked(file, picture_of(figure, file.suffix.lower()), "the picture to", "choose another --picture")
     if arguments.all and terminal_columns() is None:
         print(report_markdown(info, found.trials, found.ranking, found.best, found.allowed_drop,
                               confirmation=found.confirmation))  # fmt: skip
@@ -57,6 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
             most = len(found.ranking) if arguments.all else ROWS
             print(found.table(get_terminal_size().columns, most), end="\n\n")
         print_sentences(found.headline, found.cost_line, counts_line(info, found.trials))
+    if arguments.picture:
+        file = Path(arguments.picture)
+        if (figure := pareto(data)) is None:
+            raise UserError("--picture shows completed trials, and there are none yet")
+        write_asked(file, picture_of(figure, file.suffix.lower()), "the picture to", "choose another --picture")
+    write_asked(page, report_html(data), "the page to", "choose another --output")
     say(f"Page: {page}")
     return 0 if len(found.ranking) else 1
 
@@ -87,7 +87,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         allowed_drop=found.allowed_drop,
         headline=found.headline,
         cost_line=found.cost_line,
-        best_env=best_env(info, best, found.allowed_drop, **found.about, nearest=found.nearest),
+        best_env=best_env(info, best, found.allowed_drop, **found.about, beside=found.beside),
         status="running" if is_locked(layout) else "finished",
         gradients=None if epochs is None else gradient_statistics(epochs),
         clusters=gradient_clusters(trials),

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         except UserError:
             cells.append(["", "cannot be read", "", "", f"{_megabytes(layout.root):.1f}", name])
             continue
-        ended = layout.ranking.exists()
+        ended = layout.ranking.exists() and not info.interrupted
         cells.append([
             f"{datetime.fromtimestamp(dates[name]):%Y-%m-%d %H:%M}",
             "running" if is_locked(layout) else "finished" if ended else "interrupted", str(info.trials),

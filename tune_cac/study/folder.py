@@ -24,6 +24,7 @@ from trainables.storage import check_place, files_of, is_uri, joined
 from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.object_storage import fetch_study
+from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.search_options import SearchOptions
 
 # --- A trial's folder in its Ray experiment: its name, and the results of an interrupted trial in it ------------------
@@ -133,6 +134,8 @@ def _check_same(layout: Layout, wanted: StudyInfo) -> None:
     values = {field: (getattr(held, field), getattr(wanted, field)) for field in _SAME}
     there, asked = (list(what_is_trained(wanted.workload, options)) for options in values["workload_options"])
     values["workload_options"] = (there, asked)
+    if there != asked and all(one in asked or one.startswith("files=") for one in there):
+        check_unchanged(held.workload_options)
     differs = [f"with {field} {there!r}, not {asked!r}" for field, (there, asked) in values.items() if there != asked]
     if held.grid != wanted.grid:
         differs.append("of another grid")

@@ -84,5 +84,6 @@ def check_unchanged(options: Iterable[str]) -> None:
         found = [*(path.name for path in named_files(command, cwd)), *named_modules(command, cwd)]
         raise UserError(
             f"{', '.join(found) or 'the script'} or what it imports has changed since the study was begun, so that its "
-            "trials cannot be compared with new ones: search under another --name, or put the files back"
+            "trials cannot be compared with new ones: search under another --name, delete the study (studies delete "
+            "NAME), or put the files back"
         )

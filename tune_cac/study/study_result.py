@@ -16,7 +16,15 @@ from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import beats_shorter, best, control_line, rank
 from analysis.presentation.best_env import best_env, best_schedule
 from analysis.presentation.markdown_report import report_markdown, search_cost_line
-from analysis.presentation.summary_text import Answer, answer_of, headline, is_answer, nearest_sentence
+from analysis.presentation.summary_text import (
+    Answer,
+    DropWords,
+    answer_of,
+    headline,
+    is_answer,
+    nearest_sentence,
+    recipe_alone,
+)
 from analysis.presentation.terminal import ROWS, terminal_table
 
 
@@ -35,7 +43,7 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     ranking.drop(columns=hidden).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     judged = (ranking["role"] == "baseline").any()
     for file, text in (
-        (layout.best, best_env(info, found, allowed_drop, **result.about, nearest=result.nearest) if judged else None),
+        (layout.best, best_env(info, found, allowed_drop, **result.about, beside=result.beside) if judged else None),
         (layout.best_schedule, best_schedule(info, found, allowed_drop, **result.about)),
         (layout.report, report_markdown(
             info, trials, ranking, found, allowed_drop, confirmation=result.confirmation
@@ -46,7 +54,7 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
         else:
             file.write_text(text, encoding="utf-8")
     numbers = None if result.answer is None else asdict(result.answer)
-    layout.write_info(replace(info, answer=numbers))
+    layout.write_info(replace(info, answer=numbers, interrupted=result.interrupted))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +98,15 @@ class SearchResult:
         return control_line(self.trials)
 
     @property
-    def nearest(self) -> str:
-        """Return what loses least of what saves something, in one sentence.
+    def beside(self) -> str:
+        """Return what has to be known beside the settings: of an answer, what its norms and learning rates do alone.
 
-        Empty if there is an answer, or if fresh seeds refuted what lost little.
+        Else what loses least of what saves something; empty if fresh seeds refuted what lost little.
         """
+        if self.answer is not None and self.best is not None:
+            return recipe_alone(self.ranking, self.best, DropWords(self.best, self.allowed_drop))
         refuted = self.confirmation is not None and self.confirmation["refuted"].any()
-        return "" if self.answer is not None or refuted else nearest_sentence(self.ranking, self.allowed_drop)
+        return "" if refuted else nearest_sentence(self.ranking, self.allowed_drop)
 
     @property
     def cost(self) -> SearchCost:

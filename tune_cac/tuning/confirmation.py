@@ -166,7 +166,7 @@ def confirm(
         mend_journal(child.journal)
         for look in looks:
             interrupted = _train(child, options, base, runs(candidates, base, fresh[:look]))
-            found = answer(layout, allowed_drop=info.allowed_drop)
+            found = answer(layout, allowed_drop=info.allowed_drop, interrupted=info.interrupted)
             table = found.confirmation
             if interrupted or table is None:
                 break

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import drop_text, drop_words, percent, plural, value_text
-from analysis.metrics.over_seeds import SHORTER_ON_SEED
+from analysis.metrics.over_seeds import OTHER_SEED
 from analysis.metrics.ranking import CUT
 from analysis.presentation.markdown_report import full_trainings
 from tune_cac.messages import say
@@ -85,12 +85,12 @@ class SearchProgress(tune.Callback):
         measured = f"{self._quality.name} {value_text(row['quality'], self._quality)}"
         if role == CUT:
             measured = f"{plural(row['epoch'], 'dense epoch')}, {measured}"
-        elif role == "control" and (seed := trial.config["config"]["seed"]) != self._searcher.plan.base.seed:
-            trials = self._searcher.trials
+        elif role == "control":
+            trials, seed = self._searcher.trials, trial.config["config"]["seed"]
             attrs, baselines = trials.all()[number].user_attrs, [one.number for one in trials.baselines()]
             what = "the baseline" if attrs.get("candidate") in baselines else f"trial {attrs.get('candidate')}"
-            what = plural(row["epoch"], "dense epoch") if attrs.get("control") == SHORTER_ON_SEED else what
-            measured += f", {what} on seed {seed}"
+            what = what if attrs.get("control") == OTHER_SEED else plural(row["epoch"], "dense epoch")
+            measured += f", {what}{'' if seed == self._searcher.plan.base.seed else f' on seed {seed}'}"
         elif role != "control" and not further:
             measured += f", saved {percent(saved_of_row(row, self._saving, self.baselines.get(options)))}"
         named = f"baseline of {options}, trial {number}" if further else f"trial {number}"
@@ -172,7 +172,8 @@ class SearchProgress(tune.Callback):
             best = self._searcher.best(self._saving)
             self._best = "nothing saved yet"
             if best is not None:
-                lost = f"{drop_text(best.lost, self._quality)} of {drop_words(self._quality)}"
+                amount = f"{drop_text(best.lost, self._quality)} of" if best.lost > 0 else "no"
+                lost = f"{amount} {drop_words(self._quality)}"
                 self._best = f"best {percent(best.saved)} saved at {lost} (trial {best.trial})"
         return self._best
 

@@ -235,6 +235,26 @@ def test_what_norms_and_rates_do_alone_is_said_and_no_baseline_doubted(norms: st
     assert "Doubtful" not in text
 
 
+@pytest.mark.parametrize(
+    ("near", "said"),
+    [
+        (0.948, "trial 3 saves most, 36.0 % (its settings: export --trial 3)."),
+        (0.898, "nothing that saves compute is within the allowed accuracy loss of that."),
+    ],
+)
+def test_where_norms_alone_are_far_ahead_of_the_answer_what_is_near_them_is_said(near: float, said: str) -> None:
+    held = {"CAC_NORM_STATISTICS": "hold_all"}
+    trials = [
+        record(0, 0.539, 0.0, "baseline"),
+        record(1, 0.549, 0.88, **held),
+        record(2, 0.905, 0.0, **held, CAC_VAR_START_THR=-1.0),
+        record(3, near, 0.36, **held),
+        record(4, 0.858, 0.61, **held),
+    ]
+    ranking = analysis.rank(to_frame(trials), allowed_drop=0.005)
+    assert said in headline(ranking, analysis.best(ranking), 0.005)
+
+
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_an_answer_says_whether_fresh_seeds_confirmed_it(confirmed: bool) -> None:
     ranking = analysis.rank(study(record(1, 0.97, 0.3, **VARIABLES)))

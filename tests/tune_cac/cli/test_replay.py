@@ -59,7 +59,7 @@ def test_a_trained_setting_is_told_as_it_was(study: Any, capsys: pytest.CaptureF
     folder, _, row = study
     assert main(["replay", str(folder), *sets(**STOPPING)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "digits, 3 epochs (30 steps), seed 0"
+    assert said[0] == "digits, 3 epochs, 30 steps, seed 0"
     assert "CAC_STOP_LAYER_NUM=0,6" in said[1]
     assert said[2:4] == [
         "iteration 5: stops through 0 (conv1.weight), manual",

@@ -40,6 +40,11 @@ def test_words_and_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = (study / "report.html").read_text()
     assert "saves 30.0 % of the training compute" in page
     assert "export CAC_VAR_START_THR=0.903" in page
+    assert main(["report", str(study), "--output", str(study.parent / "pages" / "page.html")]) == 0
+    assert (study.parent / "pages" / "page.html").read_text() == page
+    capsys.readouterr()
+    assert main(["report", str(study), "--output", str(study.parent)]) == 2
+    assert "Take the settings of trial 3" in capsys.readouterr().out
 
 
 @pytest.mark.thorough

@@ -22,13 +22,16 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """Three studies, one of them finished with an answer, and a folder that is none."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("one", "two", "three")):
         layout = write_study(tmp_path / "results" / name, [{"row": result_row()}, {"row": result_row(0.97, 0.25)}])
         os.utime(layout.info, (0, 86400 * number))
         if name == "two":
+            write_answer(layout, answer(layout, allowed_drop=0.005, interrupted=True))
+            assert main(["studies"]) == 0
+            assert "finished" not in capsys.readouterr().out
             write_answer(layout, answer(layout, allowed_drop=0.005))
             found = layout.read_info()
             layout.write_info(replace(found, answer={"saved": 0.25}))

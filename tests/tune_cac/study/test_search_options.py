@@ -103,6 +103,7 @@ def test_the_study_keeps_the_options_and_what_it_found() -> None:
     kept = {found.name for found in fields(StudyOptions)}
     assert {found.name for found in fields(StudyInfo)} - kept == {
         "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "answer", "looks",
+            "interrupted",
     }  # fmt: skip
     info = StudyInfo(epochs=3, versions={}, trials=7, seed=5, hold={"forward_cache_mb": 1}, gpus_per_trial=0.5)
     again = SearchOptions.of_study(info, concurrency=2)

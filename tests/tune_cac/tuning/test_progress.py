@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from studies import DENSE_FLOPS, result_row
 
-from analysis.metrics.over_seeds import SHORTER_ON_SEED
+from analysis.metrics.over_seeds import OTHER_SEED, SHORTER_ON_SEED
+from analysis.metrics.ranking import SHORTER
 from trainables.config import TrialConfig
 from tune_cac.ray_backend import workers
 from tune_cac.ray_backend.session import DEATHS
@@ -71,7 +72,9 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first baseline's worker died, and trial 1 is the one that ended."""
-    attrs = [{}, {}, {"candidate": 1}, {"candidate": 7}, {"candidate": 7, "control": SHORTER_ON_SEED}]
+    again = {"control": OTHER_SEED}
+    attrs = [{}, {}, {"candidate": 1} | again, {"candidate": 7} | again, {"candidate": 7, "control": SHORTER_ON_SEED}]
+    attrs += [{"control": SHORTER}]
     trials = [SimpleNamespace(number=number, user_attrs=one) for number, one in enumerate(attrs)]
     known = SimpleNamespace(all=lambda: trials, baselines=lambda: trials[:2])
     progress = SearchProgress(quiet_searcher(trials=known), to_run=1)
@@ -79,14 +82,15 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     progress.on_trial_complete(0, [], a_trial(0))
     half = DENSE_FLOPS // 2
     row = result_row(0.99, dense_flops=half, executed_flops=half, search_flops=half)
-    for number in (2, 3, 4):
-        control = SimpleNamespace(trial_id="c", config={"trial": number, "role": "control", "config": {"seed": 1}})
+    for number in (2, 3, 4, 5):
+        config = {"trial": number, "role": "control", "config": {"seed": int(number < 5)}}
+        control = SimpleNamespace(trial_id="c", config=config)
         progress.on_trial_result(0, [], control, row)
         progress.on_trial_complete(0, [], control)
     assert progress.ended == 1
-    assert progress.summary() == "nothing saved yet, compute so far: 2.5 full trainings, 3 controls"
+    assert progress.summary() == "nothing saved yet, compute so far: 3.0 full trainings, 4 controls"
     told = [line.partition("0.9900, ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert told[1:] == ["the baseline on seed 1", "trial 7 on seed 1", "1 dense epoch on seed 1"]
+    assert told[1:] == ["the baseline on seed 1", "trial 7 on seed 1", "1 dense epoch on seed 1", "1 dense epoch"]
 
 
 def test_a_cost_budget_is_not_used_up_before_the_baseline_says_what_a_training_costs() -> None:
