@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import residual_factory
-from commands_run import Run, run_here
+from commands_run import Run
 from image_files import noise, write_folder, write_parquet
 from runs import assert_equals_alone, rows_alone
 from thorough import rest_thorough
@@ -172,14 +172,14 @@ def test_images(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list((tmp_path / "results" / ".images").glob("*/meta.json"))) == 1  # decoded once
 
 
-@pytest.mark.usefixtures("one_ray")
-def test_how_much_of_a_network_to_freeze(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_of_a_network_to_freeze(
+    tmp_path: Path, tune_cac_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A residual network as a factory: depth by bisection, what is frozen computed once a sample, a second seed."""
     shutil.copy(residual_factory.__file__, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     workload = ("--workload", "residual_factory:make", "--option", "how=trained")
     asked = ("--name", "s", "--allowed-drop", "0.9", "--seeds", "2")
-    done = run_here(tmp_path, "search", "--space", "frozen_prefix", *workload, *asked)
+    done = tune_cac_command("search", "--space", "frozen_prefix", *workload, *asked)
     assert done.returncode == 0, done.stderr
     assert "all that the space tries one after the other is done" in done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
@@ -210,7 +210,7 @@ def test_how_much_of_a_network_to_freeze(tmp_path: Path, monkeypatch: pytest.Mon
     sourced = (tmp_path / "results" / "s" / "best.env").read_text()
     for name, value in re.findall(r"^export (\w+)=(\S+)$", sourced, re.MULTILINE):
         monkeypatch.setenv(name, value)
-    again = run_here(tmp_path, "trial", *workload)
+    again = tune_cac_command("trial", *workload)
     assert f"validation accuracy {best['accuracy']:.4f}" in again.stdout
     assert re.search(rf"^ +{best['epochs']} ", again.stdout, re.MULTILINE)
     assert ("Holding all norms alone" in done.stdout) == (best["CAC_NORM_STATISTICS"] == "hold_all")
