@@ -88,6 +88,8 @@ def options_given(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.hold is not None:
         given["hold"] = read_assignments(arguments.hold)
     SearchOptions(**given)
+    if given.get("script") is not None and arguments.workload == SearchOptions.workload:  # others it has refused
+        raise UserError(f"--script trains with a command of yours, so it takes no --workload, got {arguments.workload}")
     return given
 
 

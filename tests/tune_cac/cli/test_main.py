@@ -65,6 +65,8 @@ search --space manual_layers --set CAC_STOP_LAYER_NUM=3,9
     CAC_STOP_LAYER_NUM is searched by space manual_layers, so it can't be fixed, got CAC_STOP_LAYER_NUM=3,9: leave it o
 search --cpus-per-trial 9999
     --cpus-per-trial must be at most
+search --script train.sh --workload digits
+    --script trains with a command of yours, so it takes no --workload, got digits
 search --script train.sh --epochs 3
     --epochs must be left out where the command has no {epochs} to take it, got
 search --set CAC_STOP_LAYER_ITR=3
