@@ -296,7 +296,7 @@ def test_what_fresh_seeds_refute_was_not_refused_by_the_searchs(confirmed: bool 
         folder=Path(), trials=trials, ranking=ranking, best=best, allowed_drop=0.005, confirmation=found,
         interrupted=False,
     )  # fmt: skip
-    assert result.nearest == ""
+    assert result.beside == ""
 
 
 def test_beside_a_confirmed_answer_a_cut_run_is_of_one_seed_in_words_and_numbers() -> None:

@@ -83,7 +83,7 @@ def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.Captu
         ("--as csv", "--as csv is gone: the study's folder has ranking.csv and trials.parquet"),
         ("--as ymal", "unknown --as 'ymal': did you mean 'yaml'"),
         ("--allowed-drop 2.0", "the allowed accuracy loss must be a fraction in .*, got 2.0"),
-        ("--output /no/best.env", "cannot write --output /no/best.env: No such file or directory; choose another"),
+        ("--output /dev/null/best.env", "cannot write --output /dev/null/best.env: Not a directory; choose another"),
     ],
 )
 def test_what_is_wrong_is_said(arguments: str, message: str, study: Layout, refused: Callable[..., str]) -> None:
