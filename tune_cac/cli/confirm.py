@@ -8,7 +8,7 @@ from analysis.io.study_options import options_of
 from trainables.savings import saved_words
 from tune_cac.cli.arguments import STUDY
 from tune_cac.cli.command import argument, argument_of, command
-from tune_cac.cli.console import print_table
+from tune_cac.cli.console import print_sentences, print_table
 from tune_cac.messages import say
 from tune_cac.study.search_options import SearchOptions
 
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         cells = confirmation_table(found.confirmation, saved, allowed, layout.read_info().quality)
         print_table(cells, less=["confidence", "worst seed"])
         print()
-    print(found.headline)
-    print(search_cost_line(search_cost(trials), of="Cost of the confirmation"))
+    print_sentences(found.headline)
+    print_sentences(search_cost_line(search_cost(trials), of="Cost of the confirmation"))
     failed = trials[trials["status"] == "failed"]
     for _, row in failed.iterrows():
         say(f"run {row['trial']} failed: {row['error']}")

@@ -54,14 +54,30 @@ def print_sentences(*sentences: str) -> None:
 
 
 def print_table(cells: list[list[str]], *, less: Iterable[str] = ()) -> None:
-    """Print aligned columns, the header first; a terminal without room for all lacks ``less``, one by one."""
-    columns = list(zip(*cells, strict=True))
+    """Print aligned columns, the header first.
+
+    A terminal without room for all lacks ``less``, one by one; then the last column is wrapped, below the others if no
+    room is left beside them.
+    """
+    room, columns = terminal_columns() or math.inf, list(zip(*cells, strict=True))
     widths = {column: max(map(len, column)) for column in columns}
     for name in less:
-        if sum(widths[column] + 2 for column in columns) - 2 > (terminal_columns() or math.inf):
+        if sum(widths[column] + 2 for column in columns) - 2 > room:
             columns = [column for column in columns if column[0] != name]
+    beside = sum(widths[column] + 2 for column in columns[:-1])
     for row in zip(*columns, strict=True):
-        print("  ".join(cell.ljust(widths[column]) for cell, column in zip(row, columns, strict=True)).rstrip())
+        line = "".join(f"{cell:<{widths[column]}}  " for cell, column in zip(row[:-1], columns, strict=False))
+        if len(line + row[-1]) <= room:
+            print((line + row[-1]).rstrip())
+        else:
+            print(_hanging(line, row[-1], int(room), beside if beside <= room / 2 else 4))
+
+
+def _hanging(first: str, text: str, width: int, beside: int) -> str:
+    """Return a text wrapped from a column on, below what stands first where that reaches farther."""
+    lines = textwrap.wrap(text, width - beside, break_on_hyphens=False)
+    first = first.rstrip() + "\n" + " " * beside if len(first) > beside else first.ljust(beside)
+    return first + ("\n" + " " * beside).join(lines)
 
 
 def print_list(entries: dict[str, str]) -> None:
@@ -70,6 +86,4 @@ def print_list(entries: dict[str, str]) -> None:
     if beside > room / 2:
         beside = 4
     for name, text in entries.items():
-        first = f"{name:<{beside}}" if len(name) < beside else name + "\n" + " " * beside
-        lines = textwrap.wrap(text, room - beside, break_on_hyphens=False)
-        print(first + ("\n" + " " * beside).join(lines))
+        print(_hanging(f"{name}  ", text, room, beside))

@@ -14,7 +14,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.cli.arguments import RUN, config_from_arguments
 from tune_cac.cli.command import argument, command
-from tune_cac.cli.console import print_table
+from tune_cac.cli.console import print_sentences, print_table
 
 if TYPE_CHECKING:
     from trainables.training.doctor.dry_run import DryRun, ParameterFacts
@@ -43,24 +43,29 @@ def run(arguments: argparse.Namespace) -> int:
 
     build_for(config).check(config.seed)
     found = dry_run(config)
-    print("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
-    print(f"device: {config.device} ({device_kind(config.device)}), {plural(config.threads, 'thread')} a trial")
+    print_sentences("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
+    print_sentences(
+        f"device: {config.device} ({device_kind(config.device)}), {plural(config.threads, 'thread')} a trial"
+    )
     samples = "" if found.train_samples is None else f"{found.train_samples:,} samples, "
     shapes = ", ".join(f"{shape} {dtype}" for shape, dtype in found.batch_shapes)
-    print(
+    print_sentences(
         f"run: {samples}{found.steps_per_epoch:,} steps an epoch, {found.epochs:,} epochs, "
-        f"{found.total_steps:,} steps in all; a batch is {shapes}\n"
+        f"{found.total_steps:,} steps in all; a batch is {shapes}"
     )
+    print()
     _print_layers(found)
     print()
     _print_costs(found, config)
     if reason := why_not_repeatable(config):
-        print(
+        print_sentences(
             f"training {config.workload} does not repeat bit for bit here: {reason}. A search of one's own workload "
             "then trains every trial alone. On a GPU, call torch.use_deterministic_algorithms(True) in the workload"
         )
     else:
-        print(f"training {config.workload} repeats bit for bit: a trial forked from another equals the trial alone")
+        print_sentences(
+            f"training {config.workload} repeats bit for bit: a trial forked from another equals the trial alone"
+        )
     print(run_findings(config, found.loader_share))
     return 0
 
@@ -91,7 +96,9 @@ def _print_layers(found: DryRun) -> None:
         units[-1].append(row)
         if row.unit_end:
             units.append([])
-    print(f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements")
+    print_sentences(
+        f"layers: {len(rows)} parameters in the model's order, {sum(row.elements for row in rows):,} elements"
+    )
     table = [["number", "unit", "parameters", "elements", "watched", "saved"]]
     for unit in filter(None, units):
         last = unit[-1]
@@ -105,12 +112,14 @@ def _print_layers(found: DryRun) -> None:
         ]
         table.append(cells)
     print_table(table)
-    print(
+    print_sentences(
         "unit: a layer with its bias and norm. number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters "
         "0..N. saved: share of a step's FLOPs that is gone then, counted for some of many units"
     )
     if not any(row.watched for row in rows):
-        print("the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes")
+        print_sentences(
+            "the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes"
+        )
 
 
 def _print_costs(found: DryRun, config: TrialConfig) -> None:
@@ -118,21 +127,23 @@ def _print_costs(found: DryRun, config: TrialConfig) -> None:
     flops = (found.step_cost.forward_flops, found.step_cost.backward_flops, found.run_flops)
     forward, backward, of_run = (quantity_text(count, "FLOP") for count in flops)
     most = "at most " if found.train_samples is None else ""  # the last batch may be smaller
-    print(f"compute: a step {forward} forward, {backward} backward; a run {most}{of_run}")
+    print_sentences(f"compute: a step {forward} forward, {backward} backward; a run {most}{of_run}")
     memory = (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.peak_bytes)
     parameters, gradients, optimizer, peak = (quantity_text(count, "B") for count in memory)
     whose = "allocated on the device" if config.device == "cuda" else "of the process"
-    print(f"memory: parameters {parameters}, gradients {gradients}, optimizer {optimizer}; peak {whose} {peak}")
+    print_sentences(
+        f"memory: parameters {parameters}, gradients {gradients}, optimizer {optimizer}; peak {whose} {peak}"
+    )
     if found.moved_norms:
         distances, ratios = zip(*found.moved_norms, strict=True)
-        print(
+        print_sentences(
             f"norms: {len(ratios)} have statistics of an earlier training. The means of this one's batches lie "
             f"{median(distances):.2f} deviations away (median), their variances are {min(ratios):.2f} to "
             f"{max(ratios):.2f} of the earlier ones. CAC_NORM_STATISTICS=hold_all keeps the earlier ones; search "
             "--space frozen_prefix measures what that gains"
         )
     times = found.step_times_s
-    print(
+    print_sentences(
         f"time: a step {time_text(found.step_time_s)} (median of {len(times)}, {time_text(min(times))} to "
         f"{time_text(max(times))}), {percent(found.loader_share)} of it waiting for the batch; an evaluation "
         f"{time_text(found.evaluation_time_s)}; a run {time_text(found.run_time_s)}"

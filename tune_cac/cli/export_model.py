@@ -17,7 +17,7 @@ from trainables.errors import UserError, unknown_name
 from trainables.registry import SCRIPT
 from tune_cac.cli.arguments import ALLOWED_DROP, study_of
 from tune_cac.cli.command import argument, command
-from tune_cac.cli.console import print_table
+from tune_cac.cli.console import print_sentences, print_table
 from tune_cac.cli.export import answer_of_study, trial_of_study
 from tune_cac.messages import say
 
@@ -161,24 +161,29 @@ def _export(run: TrainingRun, output: Path, *, int8: bool, quantize: str | None)
             print()
         simulated = latencies(model, deployed, call.repeated(BATCHES[-1])) if is_quantized(model) else None
     of_model, of_file = (value_text(found[quality.name], quality) for found in (metrics, ran.metrics))
-    print(f"{quality.name} on {same.samples} samples of validation: {of_model}, of the file {of_file}")
-    print(f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {most:.2g}), "
-          f"as executed by {ran.difference:.1e}")  # fmt: skip
+    lines = [
+        f"{quality.name} on {same.samples} samples of validation: {of_model}, of the file {of_file}",
+        f"outputs differ by {same.difference:.1e} of their size (rms; tolerance {most:.2g}), as executed by "
+        f"{ran.difference:.1e}",
+    ]
     wrong = 0
     if isinstance(written, RoundedAlike) and isinstance(executed, RoundedAlike):
         wrong = written.wrong + executed.wrong
-        print(f"of {executed.activations:,} rounded activations {executed.between:,} lie between two steps and fall on "
-              f"another in the file, as in the model here; {wrong:,} are rounded otherwise")  # fmt: skip
+        lines.append(
+            f"of {executed.activations:,} rounded activations {executed.between:,} lie between two steps and fall on "
+            f"another in the file, as in the model here; {wrong:,} are rounded otherwise"
+        )
     if simulated is not None:
-        print(f"the simulation in torch takes {1000 * simulated.first_s:.3g} ms for a batch of {BATCHES[-1]}, the file "
-              f"{simulated.ratio:.2f} of that")  # fmt: skip
+        lines.append(
+            f"the simulation in torch takes {1000 * simulated.first_s:.3g} ms for a batch of {BATCHES[-1]}, the file "
+            f"{simulated.ratio:.2f} of that"
+        )
     if quantize is not None:
-        print(f"{quality.name} by {quantize} as simulated: {value_text(same.metrics[quality.name], quality)}")
+        lines.append(f"{quality.name} by {quantize} as simulated: {value_text(same.metrics[quality.name], quality)}")
     if int8:
-        ranges = f"from {CALIBRATION_BATCHES} training batches" if fixed else "anew at every call"
-        print(f"ranges of activations: {ranges}")
-    for line in _about(exported, model):
-        print(line)
+        how = f"from {CALIBRATION_BATCHES} training batches" if fixed else "anew at every call"
+        lines.append(f"ranges of activations: {how}")
+    print_sentences(*lines, *_about(exported, model))
     if max(same.difference, 0 if int8 else ran.difference) <= most and not wrong:
         return 0
     say(f"tune_cac: {output} does not compute what the model computes: do not use it")

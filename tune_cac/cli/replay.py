@@ -16,6 +16,7 @@ from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from tune_cac.cli.arguments import ASSIGNMENTS, STUDY
 from tune_cac.cli.command import argument, command
+from tune_cac.cli.console import print_sentences
 from tune_cac.study.fixed_params import read_assignments
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     searched = [text for text in of.get("workload_options", ()) if text not in info.workload_options]
     what = " ".join([of["workload"], *searched])
     length = "" if of.get(OF_SCRIPT) else f"{plural(of['epochs'], 'epoch')}, "
-    print(f"{what}, {length}{plural(trace.total_steps, 'step')}, seed {of['seed']}")
+    print_sentences(f"{what}, {length}{plural(trace.total_steps, 'step')}, seed {of['seed']}")
     given = {**{name: value for name, value in info.hold.items() if not os.environ.get(name, "").strip()}, **values}
     if of.get(OF_SCRIPT) and not os.environ.get("CAC_WATCH"):
         given.setdefault("CAC_WATCH", trace.recorded_watch)
     if arguments.finetuning_scheduler is not None:
         given |= _frozen_by(Path(arguments.finetuning_scheduler), layout, trace, given)
     settings = Settings.from_environment(**{name: value for name, value in given.items() if name in BY_NAME})
-    print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
+    print_sentences("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
     config = trace.config_of({**given, **{v.name: getattr(settings, v.field) for v in VARIABLES}})
     trace = _completed(layout, trace, config)
     found = {str(k): v for k, v in analysis.replay(trace, config).iloc[0].items()}
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         trained_as = trials.loc[
             (trials["stage"] == found["stage"]) & (trials["status"] == "completed"), "trial"
         ].tolist()
-    print("\n".join(prediction_lines(found, trace, trained_as, settings)))
+    print_sentences(*prediction_lines(found, trace, trained_as, settings))
     return 0
 
 

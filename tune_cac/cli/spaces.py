@@ -43,11 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
         workload=arguments.workload, workload_options=options, epochs=epochs, method="none", saving=space.saving
     )
     context = replace(run_context(config, caches=space.uses_forward_cache), workload_options=tuple(given))
-    print(f"{space.name}: {space.description}")
-    print(f"method {space.method}: {METHODS[space.method].description}; ranked by {saved_words(space.saving)}")
-    print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
+    print_sentences(
+        f"{space.name}: {space.description}",
+        f"method {space.method}: {METHODS[space.method].description}; ranked by {saved_words(space.saving)}",
+        f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps",
+    )
+    print()
     if notes := space.notes(context):
-        print("\n".join(notes) + "\n")
+        print_sentences(*notes)
+        print()
     start, ranges = space.start(context), describe(space, context)
     if not ranges:
         return 0

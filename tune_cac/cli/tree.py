@@ -9,6 +9,7 @@ from trainables.errors import UserError
 from trainables.registry import SCRIPT
 from tune_cac.cli.arguments import STUDY
 from tune_cac.cli.command import argument, command
+from tune_cac.cli.console import print_sentences
 
 
 @command(
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if reason:
         raise UserError(f"{layout.root} has no stage tree: {reason}")
     kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
-    print(search_cost_line(search_cost(load(layout.root))))
+    print_sentences(search_cost_line(search_cost(load(layout.root))))
     print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
     text = tree_text(stages, depth=arguments.depth, top=arguments.top)
     try:

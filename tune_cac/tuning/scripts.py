@@ -131,7 +131,7 @@ class ScriptSearch(StudySearch):
         settings = [attrs for attrs in new if attrs.get("role") not in ("baseline", CUT, "control")]
         errors = [attrs.get("error", "") for attrs in settings if "continued_by" not in attrs]  # interrupted ones are
         if len(errors) >= ALIKE and len({*errors}) == 1 and errors[0].startswith(ScriptFailed.__name__):
-            return f"all {len(errors)} settings failed alike ({errors[0]})"
+            return f"all {len(errors)} settings failed alike"
         facts = self._facts()
         if facts.get("total_steps") is None:
             return "the baseline reported no step"

@@ -348,7 +348,7 @@ class StudySearch(Searcher):
     @property
     def gave_up(self) -> str:
         """Return why the search ended before all planned trials were suggested; empty otherwise."""
-        return self.trials.baseline_error() if self.trials.baseline_failed() else self._nothing_can_be
+        return "the baseline failed" if self.trials.baseline_failed() else self._nothing_can_be
 
     @property
     def nothing_left(self) -> bool:

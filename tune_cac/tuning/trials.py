@@ -266,11 +266,6 @@ class StudyTrials:
             return ends and all(t.state == TrialState.FAIL for t in found)
         return any(t.state == TrialState.FAIL and "continued_by" not in t.user_attrs for t in found[-1:])
 
-    def baseline_error(self) -> str:
-        """Return that the baseline failed, and why."""
-        failures = [t for t in self.baselines() if t.state == TrialState.FAIL]
-        return f"the baseline failed ({failures[-1].user_attrs.get('error', 'no message')})"
-
     def why_useless(self, config: Mapping[str, Any]) -> str:
         """Return why a trial could not be judged, because the baseline of its combination failed; else empty."""
         if not self._options or not self.baseline_failed(config):

@@ -30,16 +30,19 @@ def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixtur
     assert "first iteration of an examination" in line
 
 
-@pytest.mark.parametrize("width", [40, 80, 140])
-@pytest.mark.parametrize("command", ["spaces", "workloads"])
-def test_a_terminal_gets_lists_in_lines_of_its_width(
+@pytest.mark.parametrize(
+    ("command", "width"),
+    [(name, width) for name in ("spaces", "workloads") for width in (40, 80, 140)]
+    + [("spaces auto_thresholds", 80), ("spaces auto_thresholds", 140)],
+)
+def test_a_terminal_gets_lists_and_tables_in_lines_of_its_width(
     command: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main([command])
+    main(command.split())
     piped = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main([command]) == 0
+    assert main(command.split()) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
     assert out.split() == piped.split()
