@@ -50,6 +50,8 @@ MESSAGES = {
     "woken": "requires_grad of {name}, which has stopped, was switched on again: {then}",
     "still": "{name} does not move (no gradient, or a learning rate of 0), and the rule waits for it: switch its "
     "requires_grad off until it is to train",
+    "rates": "CAC_LR_FACTOR={factor:g} has no effect on learning rates that the loop does not derive from the "
+    "optimizer's, and that of the first step is {now:g}, not {scaled:g}: {way}",
     "earlier": "{names}: stopped by an earlier gradient-skip optimizer of this model, and trained again by this one. "
     "To keep them still, load the earlier one's state, or switch requires_grad off after building this one",
 }
@@ -69,9 +71,12 @@ class Advice:
     """The warnings of one optimizer, each said once; once about each thing where there are several."""
 
     def __init__(self) -> None:
+        self.texts: dict[str, str] = {}  # the first of each key
         self._said: set[tuple[str, str]] = set()
 
     def say(self, key: str, *, about: str = "", **values: Any) -> None:
         if (key, about) not in self._said:
             self._said.add((key, about))
-            warnings.warn(MESSAGES[key].format(**values), stacklevel=users_level())
+            text = MESSAGES[key].format(**values)
+            self.texts.setdefault(key, text)
+            warnings.warn(text, stacklevel=users_level())

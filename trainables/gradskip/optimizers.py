@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
-from trainables.gradskip.advice import users_level
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.settings import OFF, Settings  # noqa: F401 - in examples
 
@@ -84,11 +82,7 @@ def _check_first_step(gradskip: GradientSkip) -> None:
                 f"{changed[0][0]:g} in place of {changed[0][1]:g}: leave it out, or {way}"
             )
         if gradskip.iteration == 0 and changed:
-            warnings.warn(
-                f"CAC_LR_FACTOR={factor:g} has no effect on learning rates that the loop does not derive from the "
-                f"optimizer's, and that of the first step is {changed[0][0]:g}, not {changed[0][1]:g}: {way}",
-                stacklevel=users_level(),
-            )
+            gradskip.advice.say("rates", factor=factor, now=changed[0][0], scaled=changed[0][1], way=way)
 
     gradskip.before.append(check)
     gradskip.refresh()

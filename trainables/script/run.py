@@ -552,4 +552,5 @@ def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
         "steps": counted.get("steps", step),
         "measured_steps": counted.get("measured_steps"),
         "sizes": counted.get("sizes"),
+        "warned": counted.get("warned", {}),
     }

@@ -5,6 +5,7 @@ Progress is a live line on a terminal, one plain line per trial elsewhere.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from analysis.formatting import drop_text, drop_words, percent, plural, value_te
 from analysis.metrics.over_seeds import OTHER_SEED
 from analysis.metrics.ranking import CUT
 from analysis.presentation.markdown_report import full_trainings
+from trainables.script.run import RUN_FACTS
 from tune_cac.messages import say
 from tune_cac.ray_backend.workers import failure_of
 from tune_cac.tuning.searcher import StudySearch
@@ -41,6 +43,7 @@ class SearchProgress(tune.Callback):
         self.ended = 0  # trials that ended; controls do not count
         self.controls = 0  # controls that ended
         self.failures: list[tuple[int, str]] = []
+        self._warnings: set[str] = set()  # kinds that a script's optimizer gave; each is said once
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
 
@@ -78,6 +81,10 @@ class SearchProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Count a trial that ended well, and show its result; the searcher has it already."""
         row = self._end_live(trial)
+        for kind, text in json.loads(row.get(RUN_FACTS, "{}")).get("warned", {}).items():
+            if kind not in self._warnings:
+                self._warnings.add(kind)
+                say(f"trial {trial.config['trial']} warns: {text}")
         number, role, options = trial.config["trial"], trial.config["role"], trial.config.get("options", "")
         further = self._is_further_baseline(role)
         if role == "baseline":

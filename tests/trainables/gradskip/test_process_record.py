@@ -129,6 +129,7 @@ def test_no_unit_ends_where_something_trains_before_it(
         assert found is not None
         assert found["unit_ends"] == ends
         assert any("prompts.0 run before every layer" in str(one.message) for one in seen) is isinstance(net, Prompted)
+        assert ("front" in found["warned"]) is isinstance(net, Prompted)  # for the search to say
         end_counting(process_record._PROCESS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -66,6 +67,16 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("compute so far: 1.0 full training")
     assert lines[1].endswith("compute so far: 1.1 full trainings")
+
+
+def test_what_a_scripts_optimizer_warns_of_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own standard error is in a file that nobody reads."""
+    progress = SearchProgress(quiet_searcher(), to_run=3)
+    for number, warned in enumerate(({}, {"rates": "no effect"}, {"rates": "no effect", "lost": "conv1"})):
+        progress.on_trial_result(0, [], a_trial(number), result_row(run_facts=json.dumps({"warned": warned})))
+        progress.on_trial_complete(0, [], a_trial(number))
+    said = [line for line in capsys.readouterr().err.splitlines() if "warns" in line]
+    assert said == ["trial 1 warns: no effect", "trial 2 warns: conv1"]
 
 
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(

@@ -292,6 +292,7 @@ class StepRecord:
     def _keep_facts(self, gradskip: SkippingStep) -> None:
         # Plain values without tensors, which outlive the optimizer.
         self.machine, self.events, self.blueprint = gradskip.machine, gradskip.events, gradskip.blueprint
+        self.warned = gradskip.advice.texts
 
     @property
     def iteration(self) -> int:
@@ -656,6 +657,7 @@ class ProcessRecord:
             ],
             "uncounted": sorted(self.flops.uncounted),
             "optimizers": len(self.records),
+            "warned": {key: text for record in self.records for key, text in record.warned.items()},
             "parameters": largest.parameters,
             "layer_names": None if names is None else list(names),
             "unit_ends": [end for end in largest.unit_ends if end < fewest],
