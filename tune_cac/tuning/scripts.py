@@ -36,7 +36,7 @@ from tune_cac.tuning.baseline import WarmStart, learn, never_acts, warn_of_nothi
 from tune_cac.tuning.plan import SearchPlan
 from tune_cac.tuning.run_context import UNKNOWN_RUN
 from tune_cac.tuning.searcher import StudySearch
-from tune_cac.tuning.trials import BestSetting, PredefinedTrial
+from tune_cac.tuning.trials import PredefinedTrial
 
 #: Said where a baseline with our optimizer left no variances.
 NOT_RECORDED = (
@@ -232,9 +232,6 @@ class ScriptSearch(StudySearch):
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
         self._leave_out_lengths()
         return super().missing_controls(shorter_alone=shorter_alone) if "epochs" in self._placeholders else []
-
-    def _stops_beside(self, best: BestSetting) -> list[PredefinedTrial]:
-        return []  # no stop of a script can be given
 
     def _facts(self) -> Mapping[str, Any]:
         stored = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")
