@@ -378,7 +378,7 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
     again = Layout(tmp_path / "s").read_info()
     assert (SearchOptions.of_study(info).seeds, SearchOptions.of_study(again).seeds) == (1, 2)
     further = seeded.trials.loc[seeded.trials["control"] == "other seed", ["candidate", "seed"]]
-    assert further.to_numpy().tolist() == [[0, 1001], [seeded.best["trial"], 1001]]
+    assert further.to_numpy().tolist() == [[0, 1001], [found.best["trial"], 1001]]
 
 
 @pytest.mark.thorough
