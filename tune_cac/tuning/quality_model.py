@@ -43,8 +43,8 @@ _SHARE_OF_NOISE, _SHARE_OF_VALUE, _LEAST = 0.5, 0.001, 1e-12
 #: Units by which a setting must be expected to lose less than what was refused.
 BETTER = 0.1
 #: Units beyond the allowed loss up to which what is expected to lose that is tried over further seeds: the model begins
-#: with the expectation that half of a run costs just the allowed loss. More saves no more (docs/findings.md "Seeds").
-TRIED_BEYOND = 0.1
+#: with the expectation that half of a run costs just the allowed loss (docs/findings.md "Seeds").
+TRIED_BEYOND = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class LossScale:
 
         >>> scale = LossScale(allowed=0.005, limit=0.004, seed_noise=0.005, unit=0.005)
         >>> [scale.limit_behind(np.array(means)) for means in ([], [0.007], [0.0045, 0.007])]
-        [0.0055, 0.0055, 0.004]
+        [0.006, 0.006, 0.004]
         """
         return min([self.mean_limit, *(refused - BETTER * self.unit).tolist()])
 
